@@ -1,7 +1,7 @@
 """The training side of ddpwatch. One line in the script: `ddpwatch.agent.install(model)`.
 
 Here: everything that runs inside a training process. Hooks stamp a clock, the step recorder keeps finished steps, and
-one thread publishes them over ZeroMQ. Not here: anything that judges or displays; the viewer does that.
+one thread publishes them over ZeroMQ. Not here: anything that evaluates or displays; the viewer does that.
 
 Read `agent` (what `install` sets up), `hooks`, `step_recorder`, `publisher`, then `heartbeat` and `process_groups`
 (what makes a hang visible), `registration` and `rendezvous` (how a viewer finds the run).
@@ -31,10 +31,11 @@ __all__ = ["Agent", "NoAgent", "install"]
 _COMM = ("auto", "buckets", "timing")
 _CLOCK = ("auto", "host")
 _disabled = os.environ.get("DDPWATCH_DISABLE", "").strip().lower() not in ("", "0", "false", "no", "off")
-# At import and not at install: a communication hook is registered before the model is handed to `install`.
+# At import, because a communication hook is registered before the model is passed to `install`.
 _comm_hooks = None if _disabled else CommHookRegistry()
 _current: Agent | None = None
-_BEFORE_OTHERS: Final = 1000
+_FINALIZER_PRIORITY: Final = 1000
+"""Above that of other finalizers, so that the agent closes first."""
 
 
 def install(
@@ -47,15 +48,15 @@ def install(
 ) -> Agent | NoAgent:
     """Measure the training of `model` and publish it for `ddpwatch attach`.
 
-    `model` is a DistributedDataParallel module, a module that contains some, or a plain one. `optimizer` says whose
-    step ends a step where there are several. `comm="buckets"` times each gradient bucket with a communication hook
-    of ddpwatch's own; by default no hook is registered. `comm="timing"` has NCCL time its all-reduces, without a hook;
-    not together with CUDA graphs. `clock="host"` times the model by the host's clock even if it
-    is on a GPU; by default CUDA events do, and the first call in a process decides.
+    `model` is a DistributedDataParallel module, a module that contains some, or a plain one. `optimizer` names the one
+    whose step ends a training step, if there are several. `comm="buckets"` times each gradient bucket with a
+    communication hook; by default none is registered. `comm="timing"` has NCCL time its all-reduces without a hook, but
+    not together with CUDA graphs. `clock="host"` uses the host's clock even for a model on a GPU; by default CUDA
+    events are used, and the first call in a process decides.
 
-    Called again in the same process it returns the same agent, which then watches both models. Raises `TypeError`
-    or `ValueError` for arguments that make no sense; whatever else goes wrong is said in one line on stderr, and
-    an agent is returned that does nothing.
+    A second call in the same process returns the same agent, which then watches both models. Raises `TypeError` or
+    `ValueError` for invalid arguments; any other error is printed in one line on stderr, and an agent that does nothing
+    is returned.
     """
     global _current  # noqa: PLW0603 - one agent a process, by design
     kind = kind_of(model)
@@ -63,10 +64,9 @@ def install(
         raise TypeError(f"optimizer is of type {type(optimizer).__name__}; it can be a torch.optim.Optimizer or None")
     if run_name is not None and not isinstance(run_name, str):
         raise TypeError(f"run_name is of type {type(run_name).__name__}; it can be a text or None")
-    if comm not in _COMM:
-        raise ValueError(f"comm is {comm!r}; it can be one of {', '.join(map(repr, _COMM))}")
-    if clock not in _CLOCK:
-        raise ValueError(f"clock is {clock!r}; it can be one of {', '.join(map(repr, _CLOCK))}")
+    for name, value, choices in (("comm", comm, _COMM), ("clock", clock, _CLOCK)):
+        if value not in choices:
+            raise ValueError(f"{name} is {value!r}; it can be one of {', '.join(map(repr, choices))}")
     if _comm_hooks is None:
         return NoAgent()
     agent = None
@@ -75,7 +75,7 @@ def install(
             if _current.active:
                 _current.watch(model, kind, optimizer, comm)
                 return _current
-            _current.close()  # one that switched itself off has left its wrappers in place
+            _current.close()  # an agent that switched itself off has left its wrappers in place
         agent = Agent(_comm_hooks, run_name, clock_for(model, clock), only_host=clock == "host")
         agent.watch(model, kind, optimizer, comm)
         agent.start()
@@ -90,11 +90,9 @@ def install(
 
 
 def _hook_process_exit() -> None:
-    """A child of multiprocessing catches what is raised, and may leave without `atexit`; but it lets others clean up
-    while the exception is in flight.
-    """
+    # A child of multiprocessing may exit without `atexit`, but runs finalizers while an exception is in flight.
     if parent_process() is not None:
-        Finalize(None, _at_exit, exitpriority=_BEFORE_OTHERS)
+        Finalize(None, _at_exit, exitpriority=_FINALIZER_PRIORITY)
 
 
 def _at_exit() -> None:

@@ -1,4 +1,4 @@
-"""The agent: what `install` returns, and the owner of everything ddpwatch has in a training process."""
+"""The agent that `install` returns: owner of all hooks and threads of ddpwatch in a training process."""
 
 from __future__ import annotations
 
@@ -36,15 +36,15 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
     from typing_extensions import Self
 
-    from ddpwatch.agent.clock import Clock
+    from ddpwatch.agent.clock import HostClock
     from ddpwatch.agent.hooks.comm import CommHookRegistry
 
 
 class Agent:
-    """Measures this process's training and publishes what it sees. Nothing here blocks, raises or changes a result."""
+    """Measures the training of this process and publishes it. Never blocks, raises or changes a result."""
 
     def __init__(
-        self, comm_hooks: CommHookRegistry, run_name: str | None, clock: Clock, *, only_host: bool = False
+        self, comm_hooks: CommHookRegistry, run_name: str | None, clock: HostClock, *, only_host: bool = False
     ) -> None:
         self.switch = Switch(f" rank {identify().rank}")
         self._pid = os.getpid()
@@ -56,7 +56,7 @@ class Agent:
         self._publisher = Publisher(
             self._recorder, lambda: self._description, rundir.base_path(), run_name or script_name()
         )
-        # Hooks last: nothing is left in place should anything before them fail.
+        # Hooks last, so that none is left in place if anything before them fails.
         self._timer = BucketTimer(self._recorder)
         self._forward = ForwardHooks(self._recorder, BackwardHooks(self._recorder, self._timer))
         self._optimizers = OptimizerHooks(self._recorder, self._forward.models)
@@ -72,25 +72,25 @@ class Agent:
 
     @property
     def active(self) -> bool:
-        """Whether it still measures: not closed, and no error of its own has switched it off."""
+        """Whether it measures: not closed, and not switched off by an error of its own."""
         return self.switch.on and not self._closed
 
     def step(self) -> None:
-        """End a step by hand, in a loop that has no `torch.optim` optimizer. From then on only this ends steps."""
+        """End a step manually, in a loop without a `torch.optim` optimizer. From then on only this ends steps."""
         self._optimizers.manual = True
         self._end_step()
 
     def log(self, **values: float) -> None:
-        """Show the script's own figures beside the step: numbers of the host, such as `loss.item()` once a while.
+        """Attach the script's own numbers to the current step, such as `loss.item()` every now and then.
 
-        They count for the step under way, which begins when `optimizer.step()` ends: call it before that.
-        A tensor is refused, because reading one from a GPU would make the training wait for it.
+        A step ends with `optimizer.step()`: call this before it. Tensors are refused, because reading one from a GPU
+        would make the training wait for it.
         """
         self._log(values)
 
     @contextlib.contextmanager
     def pause(self, why: str) -> Iterator[None]:
-        """Say that this rank is about to do something slow on purpose: `with agent.pause("checkpoint"): ...`."""
+        """Mark slow work that is intended: `with agent.pause("checkpoint"): ...`."""
         before = self._recorder.pause
         reason = fit(str(why)) or "pause"
         self._pause("pause", reason, reason)
@@ -100,7 +100,7 @@ class Agent:
             self._pause("resume", reason, before)
 
     def close(self) -> None:
-        """Take away every hook, send what is left, end the thread. The agent does nothing afterwards."""
+        """Remove every hook, send what is left, and end the thread. The agent does nothing afterwards."""
         self._shut("closed")
 
     def __enter__(self) -> Self:
@@ -114,7 +114,7 @@ class Agent:
         self.close()
 
     def watch(self, model: nn.Module, kind: str, optimizer: Optimizer | None, comm: str) -> None:
-        """Follow one more model of this process; the first one describes the run."""
+        """Watch one more model of this process; the first one describes the run."""
         if optimizer is not None:
             self._optimizers.lead(optimizer)
         if comm == "buckets":
@@ -137,14 +137,14 @@ class Agent:
         self._publisher.start()
 
     def end(self) -> None:
-        """Close because the interpreter exits, and tell viewers if an exception is why."""
+        """Close at interpreter exit, and report the exception that caused it, if any."""
         text = None
-        with contextlib.suppress(Exception):  # the exception is the user's, and may fail to describe itself
+        with contextlib.suppress(Exception):  # the user's exception class may fail to format itself
             text = failure()
         self._shut("exit" if text is None else "failed", text or "", at_exit=True)
 
     def _shut(self, reason: str, text: str = "", *, at_exit: bool = False) -> None:
-        """Does nothing the second time, or in a process forked from the one it was made for."""
+        """Close once, and only in the process that the agent was made in."""
         if self._closed or os.getpid() != self._pid:
             return
         self._closed = True
@@ -154,14 +154,14 @@ class Agent:
         if self._comm_hooks.timer is self._timer:
             self._comm_hooks.timer = None
         with contextlib.suppress(Exception):
-            # CUDA is left alone while the interpreter ends, and by threads other than the one that trained.
+            # No CUDA call while the interpreter exits, nor from a thread other than the training thread.
             self._recorder.finish(ask=not at_exit and get_ident() == self._forward.thread_id)
         with contextlib.suppress(Exception):
             self._publisher.stop(reason, text, at_exit=at_exit)
         self.switch.on = False
 
     def deactivate_in_child(self) -> None:
-        """Become inert in a forked child: the thread and the sockets are the parent's."""
+        """Do nothing in a forked child: the thread and the sockets are the parent's."""
         self._closed = True
         self.switch.on = False
 
@@ -185,8 +185,8 @@ class Agent:
         self._recorder.note(kind, why)
 
     def _on_first_forward(self, model: nn.Module) -> None:
-        """Before a model's first training forward nobody can tell whether it will be wrapped, or given a hook."""
-        self._publisher.telemetry.watch(model)  # it may have moved to a GPU since
+        """Finish the set-up of a model; only now is it known whether it is wrapped in DDP and has a hook."""
+        self._publisher.telemetry.watch(model)  # it may have moved to a GPU meanwhile
         self._choose_clock()
         if isinstance(model, DistributedDataParallel):
             if self._roots[0]() is model.module:
@@ -197,7 +197,7 @@ class Agent:
             self._recorder.note("not-wrapped", text)
 
     def _choose_clock(self) -> None:
-        """The host does not see when work on a GPU runs: a model that has moved to one is timed there from now on."""
+        """Change to the CUDA clock if the model has moved to a GPU: the host cannot see when its work runs."""
         root = self._roots[0]()
         device = gpu_of(root) if root is not None and self._recorder.clock.name == "host" else None
         if device is None:
@@ -225,7 +225,7 @@ class Agent:
     def _set_up_timing(self, ddp: DistributedDataParallel) -> None:
         if not self._wants_timing:
             return
-        if why := self._publisher.nccl_times.enable([ddp.process_group]):
+        if why := self._publisher.nccl_times.enable(ddp.process_group):
             self._recorder.note("comm", f"Times of all-reduce are not available: {why}")
         else:
             self._description = {**self._description, "comm": "timing"}

@@ -1,4 +1,4 @@
-"""Tensors inside whatever a model takes or returns, and what can be told about a batch without touching it."""
+"""Finds tensors in the inputs and outputs of models, and takes sampled checksums (CRC-32) of batches."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PIECE_BYTES: Final = 16
 
 
 def tensors(value: Any) -> Iterator[Tensor]:
-    """All tensors in nested containers, mappings, dataclasses and plain objects, within bounds, in order."""
+    """All tensors in nested containers, mappings, dataclasses and plain objects, in order, up to a depth and count."""
     stack = [(value, 0)]
     visits = 0
     while stack and visits < MAX_VISITS:
@@ -31,27 +31,23 @@ def tensors(value: Any) -> Iterator[Tensor]:
 
 def _children(item: Any) -> list[Any]:
     try:
-        return _look_into(item)
-    except Exception:  # noqa: BLE001 - a class of the user's own that does not like to be looked at
+        if isinstance(item, (list, tuple)):
+            return list(item)
+        if isinstance(item, Mapping):
+            return list(item.values())
+        if dataclasses.is_dataclass(item) and not isinstance(item, type):
+            return [getattr(item, field.name, None) for field in dataclasses.fields(item)]
+        if isinstance(item, (str, bytes, int, float, type(None), type)) or callable(item):
+            return []
+        # An output class of the user's: its attributes, if it has any.
+        return list(getattr(item, "__dict__", {}).values())
+    except Exception:  # noqa: BLE001 - attributes and methods of a user's class may raise
         return []
-
-
-def _look_into(item: Any) -> list[Any]:
-    if isinstance(item, (list, tuple)):
-        return list(item)
-    if isinstance(item, Mapping):
-        return list(item.values())
-    if dataclasses.is_dataclass(item) and not isinstance(item, type):
-        return [getattr(item, field.name, None) for field in dataclasses.fields(item)]
-    if isinstance(item, (str, bytes, int, float, type(None), type)) or callable(item):
-        return []
-    # An output class of the user's own: its attributes, if it has any.
-    return list(getattr(item, "__dict__", {}).values())
 
 
 def first_tensor(value: Any) -> Tensor | None:
     """The first tensor with a batch dimension, or None."""
-    # Nearly every model and loader: a tensor, or a tuple that begins with one.
+    # The common case: a tensor, or a tuple that begins with one.
     head = value[0] if type(value) in (tuple, list) and value else value
     if isinstance(head, Tensor) and head.dim():
         return head
@@ -62,9 +58,9 @@ def first_tensor(value: Any) -> Tensor | None:
 
 
 def fingerprint(tensor: Tensor) -> int:
-    """A checksum of a few pieces of a CPU tensor; 0 if it cannot be had for next to nothing.
+    """CRC-32 of a few pieces of a contiguous CPU tensor; 0 for any other tensor.
 
-    Reads memory directly: no torch operation that a profiler, a dispatch mode or an RNG could notice.
+    Reads memory directly, without a torch operation that a profiler, a dispatch mode or an RNG could notice.
     """
     if type(tensor) is not Tensor or tensor.device.type != "cpu" or tensor.layout is not strided:
         return 0
@@ -74,7 +70,7 @@ def fingerprint(tensor: Tensor) -> int:
     try:
         address = tensor.data_ptr()
     except RuntimeError:
-        return 0  # inside a transform such as vmap: it has no memory of its own
+        return 0  # inside a transform such as vmap, where a tensor has no memory of its own
     piece = min(PIECE_BYTES, size)
     last = size - piece
     crc = size

@@ -1,11 +1,11 @@
-"""Do the replicas still hold the same bits? One slice of the parameters every couple of hundred steps."""
+"""Checksums of parameter slices, one every 200 steps, to detect replicas that drift apart."""
 
 from __future__ import annotations
 
 import ctypes
 import weakref
 import zlib
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch import Tensor, nn
@@ -17,39 +17,29 @@ if TYPE_CHECKING:
 
 EVERY_STEPS: Final = 200
 FIRST_STEP: Final = 9
-"""One early check, so that short runs have one too; by then buckets are rebuilt and replicas must agree."""
+"""An early check for short runs; by then DDP has rebuilt its buckets and replicas must agree."""
 SLICE_BYTES: Final = 64 << 10
 INTEGERS: Final = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-"""By width, to sum the bits of a parameter."""
+"""Integer type by element size in bytes, to sum the bits of a parameter."""
 MASK: Final = 2**62 - 1
-"""What goes onto the wire as a count."""
-
-
-class Event(Protocol):
-    """What is used of a `torch.cuda.Event`."""
-
-    def record(self) -> None:
-        """Mark this place in the current stream."""
-
-    def query(self) -> bool:
-        """Whether the stream has passed the mark; never waits."""
+"""Bits of a `wire.Count`."""
 
 
 class Checksums:
-    """Walks through the parameters, one slice a turn, by step number: all ranks take the same slice of the same step.
+    """Takes slices of the parameters in turn, chosen by step number: all ranks take the same slice at the same step.
 
-    On the CPU the bytes are read in place. On a GPU the sum is queued on the current stream, copied to pinned memory
-    without waiting, and read at a later step once its event has passed; nothing is ever synchronised.
+    On the CPU it is a CRC-32 of the bytes in place. On a GPU a sum is queued on the current stream, copied to pinned
+    memory without waiting, and read at a later step once its event has completed; nothing is synchronized.
     """
 
-    def __init__(self, modules: list[weakref.ref[nn.Module]], new_event: Callable[[], Event] | None = None) -> None:
+    def __init__(self, modules: list[weakref.ref[nn.Module]], new_event: Callable[[], Any] = torch.cuda.Event) -> None:
         self._modules = modules
-        self._new_event = new_event or torch.cuda.Event
+        self._new_event = new_event
         self._named: list[tuple[str, weakref.ref[Tensor]]] = []
-        self._pending: tuple[Event, Tensor, dict[str, Any]] | None = None
+        self._pending: tuple[Any, Tensor, dict[str, Any]] | None = None
 
     def after_step(self, recorder: Recorder) -> None:
-        """Take the slice that is due after this step, if any, and hand on what has become ready."""
+        """Take the slice that is due after this step, if any, and report a pending one that is complete."""
         if self._pending is not None:
             self._collect(recorder)
         if recorder.index != FIRST_STEP and (recorder.index + 1) % EVERY_STEPS:
@@ -59,9 +49,9 @@ class Checksums:
             self._take(recorder, *found)
 
     def _parameter(self, turn: int) -> tuple[str, Tensor, int] | None:
-        """The parameter whose turn it is, and how often it has had one before."""
+        """Name and parameter of this turn, and the number of its earlier turns."""
         if not self._named:
-            # Walking a large model takes a millisecond: once is enough.
+            # Once: walking a large model takes a millisecond.
             self._named = [
                 (name, weakref.ref(parameter))
                 for module in (ref() for ref in self._modules)

@@ -1,9 +1,9 @@
-"""Where the time of a step goes. One phase is current at any moment; every stamp closes it and opens the next."""
+"""The phase clock by the host's time: one phase is current, and every stamp ends it and begins the next."""
 
 from __future__ import annotations
 
 from time import perf_counter_ns
-from typing import TYPE_CHECKING, ClassVar, Final, Protocol
+from typing import TYPE_CHECKING, ClassVar, Final
 
 from ddpwatch.wire import PHASES
 
@@ -12,48 +12,33 @@ if TYPE_CHECKING:
 
 DATA, FORWARD, BACKWARD, SYNC, OPTIMIZER, OTHER = range(len(PHASES))
 PRESYNC: Final = len(PHASES)
-"""Communication before the forward pass. Kept apart inside the agent, a part of `sync` everywhere else."""
-
-
-class Clock(Protocol):
-    """What hooks see of time."""
-
-    name: ClassVar[str]
-    """Whose time it is: `host` or `cuda`."""
-    phase: int
-    """The phase under way."""
-    since_ns: int
-    """When it began."""
-
-    def switch(self, phase: int) -> None:
-        """End the current phase and begin another, or the same again."""
-
-    def cut(self) -> tuple[list[int], int]:
-        """End the step: nanoseconds by phase, and when it ended. The current phase goes on into the next step."""
+"""Communication before the forward pass; a separate phase inside the agent, part of `sync` elsewhere."""
 
 
 class HostClock:
-    """Stamps of the host's monotonic clock. The phases add up to the step because each stamp is used twice."""
+    """Phase clock of the host's monotonic time. Each stamp ends a phase and begins one, so they add up to the step."""
 
     __slots__ = ("_now", "_totals", "phase", "since_ns")
 
     name: ClassVar[str] = "host"
+    """Source of time: `host` or `cuda`."""
 
     def __init__(self, now: Callable[[], int] = perf_counter_ns) -> None:
         self._now = now
         self._totals = [0] * (PRESYNC + 1)
         self.phase = OTHER
         self.since_ns = now()
+        """Start of the current phase, by the host's monotonic clock."""
 
     def switch(self, phase: int) -> None:
-        """End the current phase and begin another, or the same again."""
+        """End the current phase and begin another."""
         now = self._now()
         self._totals[self.phase] += now - self.since_ns
         self.since_ns = now
         self.phase = phase
 
     def cut(self) -> tuple[list[int], int]:
-        """End the step: nanoseconds by phase, and when it ended. The current phase goes on into the next step."""
+        """End the step: nanoseconds by phase, and the end time. The current phase continues in the next step."""
         now = self._now()
         totals = self._totals
         totals[self.phase] += now - self.since_ns

@@ -1,4 +1,4 @@
-"""What ended the process, as far as the interpreter tells when it exits."""
+"""The uncaught exception that ends the process, as text for viewers."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _OWN: Final = str(Path(__file__).parent)
 
 
 def failure() -> str | None:
-    """The exception that nobody caught, and the last places it came through; None if there was none.
+    """The uncaught exception with the last frames of its traceback; None = there is none.
 
-    Torch's own places say little: the last one outside of it is always told. Those of our hooks, in which an interrupt
-    may arrive as well, say nothing. Nothing of the exception is kept.
+    The innermost frame outside torch is always included, and frames of ddpwatch's hooks, in which an interrupt may
+    arrive, never are. Keeps no reference to the exception.
     """
     error = _error()
     if error is None:
@@ -36,20 +36,20 @@ def failure() -> str | None:
 
 
 def fatal() -> BaseException | None:
-    """The exception that is ending the script; None = none is. May be asked by any thread."""
+    """The exception that is ending the script, or None. Any thread may call it."""
     if hasattr(sys, "ps1") or sys.flags.interactive:
-        # A session remembers errors that ended nothing.
+        # An interactive session remembers errors that have not ended it.
         return None
     last = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
     return last if isinstance(last, BaseException) else None
 
 
 def _error() -> BaseException | None:
-    """The one in flight, as multiprocessing lets those see it who clean up; else the one that has ended the script."""
+    """The exception in flight, which finalizers of multiprocessing see, or the one that has ended the script."""
     error = sys.exc_info()[1]
     if isinstance(error, SystemExit):
         if error.code is None or error.code == 0:
             return None
-        # torch.multiprocessing catches what was raised and exits with 1.
+        # torch.multiprocessing catches the exception and exits with 1.
         return error.__context__ or error
     return error if error is not None else fatal()

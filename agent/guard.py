@@ -1,4 +1,4 @@
-"""Fail open: a bug in ddpwatch costs a missing row, never a training run."""
+"""Fail open: the first error inside ddpwatch switches it off, and the training continues."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Switch:
-    """On until the first error inside ddpwatch; then off for good, and said once on stderr."""
+    """On until the first error inside ddpwatch, which is printed once on stderr; then off for good."""
 
     __slots__ = ("_once", "cost_ns", "label", "on", "reason", "timed")
 
@@ -24,21 +24,21 @@ class Switch:
         self.on = True
         self.reason = ""
         self.label = label
-        """Tells which rank speaks."""
+        """Names the rank on stderr."""
         self.timed = False
-        """Whether hooks are timed just now. Looking at the clock twice a hook is a tenth of what they cost."""
+        """Whether hooks are timed in this step. Reading the clock twice per hook is a tenth of their cost."""
         self.cost_ns = 0
-        """What guarded hooks have cost the training thread while they were timed."""
+        """Time of guarded hooks on the training thread, in the steps that were timed."""
         self._once = Lock()
 
     def trip(self, where: str, error: BaseException) -> None:
-        """Switch off because of `error`. Takes no hook away: torch may be walking the list of hooks right now."""
-        # The training thread and the agent's may both come here; the lock is taken once and never given back.
+        """Switch off because of `error`. Removes no hook: torch may be iterating over the list of hooks."""
+        # The training thread and the agent's may both call this; the lock is acquired once and never released.
         if not self.on or not self._once.acquire(blocking=False):
             return
         self.reason = _explain(where, error)
         self.on = False
-        # Without a stderr `print` would turn to stdout, which is the script's.
+        # Without a stderr `print` would write to stdout, which is the script's.
         if sys.stderr is not None:
             with contextlib.suppress(Exception):
                 sys.stderr.write(f"ddpwatch{self.label}: switched off, training goes on ({self.reason})\n")
@@ -48,23 +48,21 @@ class Switch:
 def _explain(where: str, error: BaseException) -> str:
     try:
         what = " ".join(str(error).split())[:300]
-    except Exception:  # noqa: BLE001 - an exception class of the user's may fail to describe itself
+    except Exception:  # noqa: BLE001 - the user's exception class may fail to format itself
         what = ""
     return f"{where}: {type(error).__name__}: {what}" if what else f"{where}: {type(error).__name__}"
 
 
 class Guarded(Protocol):
-    """Anything whose methods may be `@guarded`."""
+    """A class whose methods may be `@guarded`."""
 
     switch: Switch
 
 
 def guarded(method: Callable[..., T]) -> Callable[..., T | None]:
-    """Run a hook only while the switch is on, and let no error of its own reach the training.
+    """Decorator of hooks: run only while the switch is on, and let no error reach the training.
 
-    What it costs is measured in the steps that are `timed`.
-
-    KeyboardInterrupt and SystemExit pass: they are the user's, wherever they arrive.
+    Measures the cost in steps that are `timed`. KeyboardInterrupt and SystemExit pass: they are the user's.
     """
 
     @functools.wraps(method)

@@ -1,7 +1,8 @@
-"""The sign of life, measured without the training thread."""
+"""Heartbeats: the state of a rank, read without the training thread."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 from time import monotonic, perf_counter_ns, process_time, thread_time_ns
 from typing import TYPE_CHECKING
@@ -19,27 +20,29 @@ if TYPE_CHECKING:
 
 
 class HeartbeatReader:
-    """Reads what one beat tells. Lives in the agent's thread; takes no lock that a stuck rank could hold."""
+    """Collects the content of heartbeats, in the agent's thread. Takes no lock that a hung rank could hold."""
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
         self.collectives = Collectives(lambda: recorder.thread)
-        # Kept open: reading it again is a tenth of the cost, and needs no descriptor when there are none left.
+        # Kept open: reading again costs a tenth, and needs no descriptor when none is left.
         self._statm = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
-        self._schedstat = _opened(f"/proc/self/task/{recorder.thread_id}/schedstat")
+        self._schedstat: int | None = None
+        with contextlib.suppress(OSError):  # not every kernel has it
+            self._schedstat = os.open(f"/proc/self/task/{recorder.thread_id}/schedstat", os.O_RDONLY | os.O_CLOEXEC)
         self._page_bytes = os.sysconf("SC_PAGE_SIZE")
         self._cpu_s = process_time()
         self._at_s = monotonic()
         self._cpu_percent = 0.0
 
     def close(self) -> None:
-        """Give the descriptors back."""
+        """Close the descriptors."""
         os.close(self._statm)
         if self._schedstat is not None:
             os.close(self._schedstat)
 
     def beat(self, rank: int, seq: int, steps: Sequence[Step] = (), gpus: Gpus | None = None) -> Beat:
-        """The state of this rank now, the steps that it has finished, and its GPUs if they were read anew."""
+        """The current state of this rank, with finished steps and a new GPU reading if there are any."""
         recorder = self._recorder
         logged = any(step.values for step in steps)
         phase, since_ns = self.phase, recorder.clock.since_ns
@@ -66,7 +69,7 @@ class HeartbeatReader:
         )
 
     def _queued_ns(self) -> int:
-        """How long the training thread has waited for a core; 0 = the kernel does not tell, or the thread is gone."""
+        """Time that the training thread has waited for a core; 0 = not counted by the kernel, or the thread is gone."""
         if self._schedstat is None:
             return 0
         try:
@@ -76,23 +79,15 @@ class HeartbeatReader:
 
     @property
     def phase(self) -> int:
-        """The phase that the training thread is in."""
+        """The current phase of the training thread."""
         phase = self._recorder.clock.phase
         return SYNC if phase == PRESYNC else phase
 
     def _measure_cpu(self) -> float:
-        """CPU use of the process since the last beat, in percent of one core."""
+        """CPU use of the process since the last heartbeat, in percent of one core."""
         now_s = monotonic()
-        if now_s - self._at_s > 0.1:  # a snapshot right after a beat would divide noise by nothing
+        if now_s - self._at_s > 0.1:  # a snapshot right after a heartbeat would divide noise by almost nothing
             used_s = process_time()
             self._cpu_percent = max(0.0, 100 * (used_s - self._cpu_s) / (now_s - self._at_s))
             self._cpu_s, self._at_s = used_s, now_s
         return round(self._cpu_percent, 1)
-
-
-def _opened(path: str) -> int | None:
-    """To read it again and again; None = there is no such file."""
-    try:
-        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return None

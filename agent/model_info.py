@@ -1,8 +1,7 @@
-"""What kind of model was handed over, what is worth telling about it, and which mistakes are plain to see.
+"""Description of the model and of how the job was started, and notes on obvious mistakes.
 
-How the job was started, as far as it helps to run it again: the command line, and variables of known names.
-
-What looks like a secret is left out. Read once, when a model is described.
+The command line and known environment variables help to run the job again; anything that looks like a secret is left
+out.
 """
 
 from __future__ import annotations
@@ -25,12 +24,12 @@ if TYPE_CHECKING:
 
 COMMAND_CHARS: Final = 1000
 VALUE_CHARS: Final = 80
-"""Of one variable: longer values are paths, and their beginning tells enough …"""
+"""Characters kept of a variable; longer values are mostly paths, whose beginning is enough."""
 PATH: Final = "DDPWATCH_DATA"
 PATH_CHARS: Final = 200
-"""… but for the one that says where the data are: it is there to be told."""
+"""Characters kept of the path to the data, which is set to be shown."""
 ENVIRONMENT_CHARS: Final = 2000
-"""Of all of them: this goes out with every greeting."""
+"""Characters of all names and values together, because every `Hello` has them."""
 HIDDEN: Final = "***"
 _NAMES: Final = frozenset(
     {
@@ -48,7 +47,7 @@ _USER_IN_URL: Final = re.compile(r"(\w+://)[^/@\s]+@")
 
 
 def environment(variables: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """The variables that matter and are set; few enough, and short enough, for a greeting."""
+    """Known variables that are set, limited in number and length."""
     kept: dict[str, str] = {}
     left = ENVIRONMENT_CHARS
     for name in sorted(variables):
@@ -63,7 +62,7 @@ def environment(variables: Mapping[str, str] = os.environ) -> dict[str, str]:
 
 
 def command(arguments: Sequence[str] | None = None) -> str:
-    """The script and its arguments as one would type them; what options that sound like secrets are given is hidden."""
+    """The script and its arguments as a shell command, with the values of options that look like secrets hidden."""
     shown: list[str] = []
     hides_next = False
     for argument in sys.argv if arguments is None else arguments:
@@ -79,7 +78,7 @@ def command(arguments: Sequence[str] | None = None) -> str:
 
 
 def _masked_text(text: str) -> str:
-    """Without the user and password of an address."""
+    """Hide the user and password in URLs."""
     return _USER_IN_URL.sub(rf"\1{HIDDEN}@", text)
 
 
@@ -106,12 +105,12 @@ _DDP_SETTINGS: Final = (
 
 
 def ddp_modules(model: nn.Module) -> list[DistributedDataParallel]:
-    """Every DDP module in a model, itself included."""
+    """Every DDP module in a model, including the model itself."""
     return [module for module in model.modules() if isinstance(module, DistributedDataParallel)]
 
 
 def kind_of(model: object) -> str:
-    """`ddp`, `contains-ddp`, `dataparallel` or `plain`. Raises `TypeError` for anything that is no model."""
+    """`ddp`, `contains-ddp`, `dataparallel` or `plain`. Raises `TypeError` if it is not a module."""
     if not isinstance(model, nn.Module):
         raise TypeError(
             f"ddpwatch.agent.install() takes a torch.nn.Module, usually the one wrapped in "
@@ -125,7 +124,7 @@ def kind_of(model: object) -> str:
 
 
 def describe(model: nn.Module, kind: str, comm: str, clock: str) -> dict[str, Any]:
-    """The fields of `wire.Hello` that are about the model and how it was started."""
+    """The fields of `wire.Hello` about the model and how the job was started."""
     ddps = ddp_modules(model)
     inner: Any = model
     while isinstance(inner, DistributedDataParallel | DataParallel) or hasattr(inner, "_orig_mod"):
@@ -146,13 +145,13 @@ def describe(model: nn.Module, kind: str, comm: str, clock: str) -> dict[str, An
 
 
 def not_wrapped(model: nn.Module) -> str:
-    """What to say if this model trains on several ranks and nothing in it is wrapped in DDP; empty if all is well."""
+    """Text of a note if this model trains on several ranks without DDP, or empty."""
     world_size = identify().world_size
     return NOT_WRAPPED.format(world_size=world_size) if world_size > 1 and kind_of(model) == "plain" else ""
 
 
 def remarks(model: nn.Module, kind: str, clock: str) -> list[tuple[str, str]]:
-    """What the user should know at once: (kind of note, text)."""
+    """Notes on the model for the user: (kind, text)."""
     found = []
     if kind == "dataparallel":
         found.append(("dataparallel", DATAPARALLEL))

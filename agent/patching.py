@@ -1,9 +1,4 @@
-"""A method of somebody else's class, replaced for a while.
-
-Which objects are ours to follow, without keeping any of them alive.
-
-Keeps torch.compile from compiling ddpwatch.
-"""
+"""Reversible patches of methods, a weak set of objects, and a way to keep functions out of torch.compile."""
 
 from __future__ import annotations
 
@@ -18,11 +13,11 @@ if TYPE_CHECKING:
 
 
 def run_as_python(function: Callable[..., Any], *, with_all_it_calls: bool = False) -> None:
-    """Have the compiler leave this function alone; what it calls is compiled as ever, unless that is hidden too.
+    """Keep torch.compile from compiling this function, and optionally everything that it calls.
 
-    DDP's own seams are not compiled, because they are in torch's files; a wrapper around one would be, and would
-    break the graph once more. A function that runs as Python can still be inlined into one that is compiled; then
-    `is_compiling()` is a constant in it, and ddpwatch vanishes.
+    Methods of DDP are not compiled, because they are in torch's files; a wrapper around one would be, and would break
+    the graph once more. The function can still be inlined into a compiled one; then `is_compiling()` is a constant in
+    it, and ddpwatch vanishes.
     """
     compiler: Any = torch._C._dynamo.eval_frame
     code: Any = function.__code__
@@ -31,18 +26,15 @@ def run_as_python(function: Callable[..., Any], *, with_all_it_calls: bool = Fal
         strategy = compiler._FrameExecStrategy(skip, skip if with_all_it_calls else default)
         compiler.set_code_exec_strategy(code, strategy)
     except AttributeError:
-        return  # an older torch has no such door: there compile(DDP(...)) breaks its graph twice more
+        return  # with an older torch compile(DDP(...)) breaks its graph twice more
 
 
 class Patch:
-    """Puts a wrapper around one method of a class, so that nothing is written onto any instance.
+    """Wraps a method of a class. Not of an instance, because `copy.deepcopy` and `torch.save` would copy the wrapper.
 
-    What hangs on an instance is copied by `copy.deepcopy` and written by `torch.save`; a class is neither.
-    `undo` puts the original back, unless somebody has patched on top since: then the wrapper stays, and it must do
-    nothing by itself once its owner is switched off.
-
-    `compiled`: the method may be the very one that torch.compile is asked to compile; the wrapper must not be in its
-    way. Wrappers of other methods run as Python even where a compiled region calls them.
+    `undo` restores the original, unless another patch was put on top: then the wrapper stays, and must do nothing once
+    its owner is switched off. `compiled`: torch.compile may compile the method itself, so the wrapper is compiled, too;
+    other wrappers run as Python even if a compiled region calls them.
     """
 
     def __init__(
@@ -57,7 +49,7 @@ class Patch:
         self._name = name
         self._inherited = name not in vars(owner)
         self._original = getattr(owner, name)
-        # Of an inherited method whatever stands in the parent at the time of the call, should others replace it there.
+        # An inherited method is looked up in the parent at each call, because others may replace it there.
         call = _parents(owner, name) if self._inherited else self._original
         self._wrapper = functools.wraps(self._original)(wrap(call))
         if not compiled:
@@ -65,7 +57,7 @@ class Patch:
         setattr(owner, name, self._wrapper)
 
     def undo(self) -> None:
-        """Put the original back."""
+        """Restore the original."""
         if vars(self._owner).get(self._name) is not self._wrapper:
             return
         if self._inherited:
@@ -82,17 +74,16 @@ def _parents(owner: type, name: str) -> Callable[..., Any]:
 
 
 class WeakIdSet:
-    """Objects by identity, forgotten when they die. `ids` is a plain set, because hooks ask it several times a step."""
+    """Weak set of objects by identity. `ids` is a plain set, because hooks query it several times per step."""
 
     __slots__ = ("_references", "ids")
 
     def __init__(self) -> None:
         self.ids: set[int] = set()
-        """`id(thing) in known.ids`: whether it is one of them."""
         self._references: dict[int, weakref.ref[Any]] = {}
 
     def add(self, thing: Any) -> None:
-        """Remember a thing for as long as it lives."""
+        """Add an object for its lifetime."""
         this = id(thing)
 
         def forget(_reference: weakref.ref[Any]) -> None:

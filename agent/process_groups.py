@@ -1,7 +1,7 @@
-"""How far this rank got in each of its process groups, and which operation it waits for.
+"""Progress of this rank in its process groups: sequence numbers, and the operation in flight from the flight recorder.
 
-Asked from the agent's thread. The sequence number needs no lock; torch's flight recorder tells what has completed, and
-what an operation is. Nothing here waits, and nothing joins a collective.
+Called from the agent's thread. Sequence numbers need no lock; torch's flight recorder has what has completed, and the
+details of an operation. Nothing here waits, and nothing joins a collective.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING, Any, Final
 
+import msgspec
 import torch
 import torch.distributed as dist
 
@@ -26,18 +27,19 @@ if TYPE_CHECKING:
     from types import FrameType
 
 LOOKUP_AFTER_NS: Final = 400_000_000
-"""An operation that is in flight for so long is looked up in the flight recorder: that takes up to 40 ms."""
+"""Nanoseconds in flight after which an operation is looked up in the flight recorder, which takes up to 40 ms."""
 LOOKUP_AGAIN_NS: Final = 2_000_000_000
-"""And again so much later, if the training thread is elsewhere by then: it may be done, and the count turned back …"""
+"""Nanoseconds until the next lookup if the training thread has moved: the operation may be done although the count has
+gone back."""
 LOOKUP_ANYWAY_NS: Final = 30_000_000_000
-"""… or seldom, where it seems to stand still: to read the recorder holds Python's lock."""
+"""Nanoseconds until the next lookup if the training thread has not moved: reading the recorder holds the GIL."""
 GROUP_IDS_NS: Final = 2_000_000_000
-"""So often it is looked up which number a group has; nobody else is asked, and it takes as long."""
+"""Nanoseconds between attempts to find the id of a group, which also reads the whole recorder."""
 MAX_GROUPS: Final = 64
 BARRIER_FRAMES: Final = 8
-"""So deep inside a `monitored_barrier` the training thread may be."""
+"""Frames of the training thread to search for a `monitored_barrier`."""
 RECORDERS: Final = ("_dump_nccl_trace", "_dump_fr_trace")
-"""Torch has one for NCCL, and one for gloo and the rest; each build has those that it can have."""
+"""Torch's flight recorders, one for NCCL and one for gloo and others; not every build has both."""
 DTYPE_BYTES: Final = {
     "Double": 8, "Long": 8, "ComplexFloat": 8, "Float": 4, "Int": 4, "Half": 2, "BFloat16": 2, "Short": 2,
 }  # fmt: skip
@@ -55,12 +57,12 @@ class _InFlight:
     timeout_ns: int = 0
     created_unix_ns: int = 0
     looked_up_ns: int = 0
-    """When it was last looked up; 0 = it was not."""
+    """Time of the last lookup; 0 = none."""
     place: tuple[int, int] | None = None
-    """Where the training thread was then."""
+    """Position of the training thread at that time."""
 
     def is_lookup_due(self, now_ns: int, place: tuple[int, int] | None) -> bool:
-        """Whether it is time to ask the recorder for it."""
+        """Whether it is time to look it up in the flight recorder."""
         if not self.looked_up_ns:
             return now_ns >= self.since_ns + LOOKUP_AFTER_NS
         is_stalled = place is not None and place == self.place
@@ -68,10 +70,9 @@ class _InFlight:
 
 
 class Collectives:
-    """Looks at all process groups of this process."""
+    """Reads the progress of all process groups of this process."""
 
-    def __init__(self, training_thread: Callable[[], int] | None = None) -> None:
-        """`training_thread` tells which thread joins the collectives; without it none is looked at."""
+    def __init__(self, training_thread: Callable[[], int | None] = lambda: None) -> None:
         self._training_thread = training_thread
         self._dumps: list[Callable[..., bytes]] = [
             getattr(torch._C._distributed_c10d, name)
@@ -79,28 +80,28 @@ class Collectives:
             if dist.is_available() and hasattr(torch._C._distributed_c10d, name)
         ]
         self._ids: dict[str, int] = {}
-        """By name of a group, its number in the flight recorder."""
-        self._learn_ns: dict[str, int] = {}
-        """By name of a group that has no number yet, when it may be looked up again."""
+        """By name of a group, its id in the flight recorder."""
+        self._next_ids_ns: dict[str, int] = {}
+        """By name of a group without an id, the time of the next attempt to find it."""
         self._in_flight: dict[str, _InFlight] = {}
         self._done: dict[str, int] = {}
-        """By name of a group, an operation that was found to be done although the recorder counts fewer."""
+        """By name of a group, the last operation that was found done although the recorder counts fewer."""
         self._job: Callable[[], Any] = lambda: None
-        """The job's own group, as long as it exists."""
+        """Weak reference to the default group."""
 
     def groups(self, now_ns: int) -> list[Group]:
-        """Each group of this process, the job's own first."""
+        """Progress in each group of this process, the default group first."""
         if not joined():
             return []
         world: Any = dist.distributed_c10d._world
         job = world.default_pg
         if job is None:
-            return []  # the training thread has destroyed it since the question
+            return []  # the training thread has destroyed it meanwhile
         if self._job() is not job:
-            # Made anew, groups have the names of earlier ones, and other numbers.
+            # New groups have the names of earlier ones, but other ids.
             self._job = weakref.ref(job)
             self._ids.clear()
-            self._learn_ns.clear()
+            self._next_ids_ns.clear()
             self._in_flight.clear()
             self._done.clear()
         status = self._status()
@@ -118,27 +119,28 @@ class Collectives:
             if completed is not None:
                 completed = enqueued if waits is None else waits.seq - 1
             members = world.pg_group_ranks.get(group, {})
-            reported = "" if len(members) == job.size() else ranges(members)
-            groups.append(_group_message(group, name, enqueued, completed, reported, waits, now_ns))
+            listed = "" if len(members) == job.size() else ranges(members)
+            message = Group(name=fit(name), size=group.size(), enqueued=enqueued, completed=completed, members=listed)
+            groups.append(message if waits is None else _with_operation(message, group, waits, now_ns))
         return groups
 
     def recent(self) -> list[Collective]:
-        """The last operations of this process, oldest first. What goes from one rank to another is left out."""
+        """The last collectives of this process, oldest first, without point-to-point operations."""
         return [
             Collective(
-                group=fit(_name(entry)), seq=max(0, entry["collective_seq_id"]), op=fit(_op(entry)),
-                shape=fit(_shape(entry)), done=_is_done(entry), bytes=_bytes(entry),
+                group=fit(entry_group(entry)), seq=max(0, entry["collective_seq_id"]), op=fit(_op(entry)),
+                shape=fit(_shape(entry)), done=_is_done(entry), bytes=entry_bytes(entry),
             )
             for entry in [each for each in self._entries() if not each.get("is_p2p")][-MAX_COLLECTIVES:]
         ]  # fmt: skip
 
     def _status(self) -> dict[int, tuple[int, int]]:
-        """By number of a group, its last enqueued and completed operations. Empty where nothing is recorded."""
+        """By id of a group, its last enqueued and completed operations. Empty if nothing is recorded."""
         counted: dict[int, tuple[int, int]] = {}
         for dump in self._dumps:
             with contextlib.suppress(Exception):  # an older torch takes other arguments
-                reported = pickle.loads(dump(False, False, False)).get("pg_status", {})  # noqa: S301 - from this process
-                for number, status in reported.items():
+                statuses = pickle.loads(dump(False, False, False)).get("pg_status", {})  # noqa: S301 - from this process
+                for number, status in statuses.items():
                     enqueued, completed = status["last_enqueued_collective"], status["last_completed_collective"]
                     counted[int(number)] = max(0, int(enqueued)), max(0, int(completed))
         return counted
@@ -146,30 +148,32 @@ class Collectives:
     def _progress(
         self, name: str, numbered: int, status: dict[int, tuple[int, int]], now_ns: int
     ) -> tuple[int, int | None]:
-        """Enqueued and completed, as the recorder has them: gloo's own number counts what goes from one rank to another
-        as well, which is not the same for all ranks.
+        """Enqueued and completed operations by the flight recorder, if it knows the group.
+
+        Gloo's own number also counts point-to-point operations, which differ between ranks.
         """
         if not status or not numbered:
             return numbered, None
-        if name not in self._ids and now_ns >= self._learn_ns.get(name, 0):
-            # Numbers are torch's own; only recorded operations tell which name has which.
-            self._ids |= {_name(entry): int(entry["pg_id"]) for entry in self._entries()}
-            self._learn_ns[name] = now_ns + GROUP_IDS_NS
+        if name not in self._ids and now_ns >= self._next_ids_ns.get(name, 0):
+            # Only recorded operations have both the name and the id of a group.
+            self._ids |= {entry_group(entry): int(entry["pg_id"]) for entry in self._entries()}
+            self._next_ids_ns[name] = now_ns + GROUP_IDS_NS
         if (counted := status.get(self._ids.get(name, -1))) is None:
             return numbered, None
         enqueued, completed = counted
         return enqueued, max(completed, self._done.get(name, 0))
 
     def _frame(self) -> FrameType | None:
-        return sys._current_frames().get(self._training_thread()) if self._training_thread is not None else None
+        thread = self._training_thread()
+        return None if thread is None else sys._current_frames().get(thread)
 
     def _place(self) -> tuple[int, int] | None:
-        """Where the training thread is; None = not known. The same again = most likely it has not moved."""
+        """Position of the training thread; if it is the same again, the thread has most likely not moved."""
         frame = self._frame()
         return None if frame is None else (id(frame), frame.f_lasti)
 
     def _in_barrier(self) -> bool:
-        """Whether the training thread is in a `monitored_barrier`, which no recorder knows of."""
+        """Whether the training thread is in a `monitored_barrier`, which is not recorded."""
         frame = self._frame()
         for _ in range(BARRIER_FRAMES):
             if frame is None:
@@ -195,28 +199,28 @@ class Collectives:
         return waits
 
     def _look_up(self, group: Any, name: str, waits: _InFlight, now_ns: int) -> _InFlight:
-        """What it is, or the one after it that is in flight, if it is done."""
+        """Add the details of an operation; if it is done, of the next one in flight."""
         waits.looked_up_ns, waits.place = now_ns, self._place()
         if self._in_barrier():
-            # It has a timeout of its own, which nobody tells.
+            # Its timeout is its own, and unknown.
             waits.op = "monitored_barrier"
             return waits
-        # By its number: an earlier group may have had the same name.
+        # By id: an earlier group may have had the same name.
         number = self._ids.get(name)
         own = (each for each in self._entries() if each["pg_id"] == number and not each.get("is_p2p"))
         by_seq = {entry["collective_seq_id"]: entry for entry in own}
-        # Gloo's threads each write the number that they have completed: of two, the slower one turns the count back,
-        # and a rank that has left its last operation would be taken to wait in it.
+        # Each of gloo's threads writes the number that it has completed: the slower of two sets the count back, and a
+        # rank that has left its last operation would seem to wait in it.
         seq = waits.seq
         while (entry := by_seq.get(seq)) is not None and _is_done(entry):
             self._done[name] = seq
             seq += 1
         if seq > waits.seq:
-            # Looked up with it: the rank must not be taken to have come just now.
+            # Counts as looked up: the rank must not seem to have arrived just now.
             waits = _InFlight(seq, now_ns, looked_up_ns=now_ns, place=waits.place)
         waits.timeout_ns = waits.timeout_ns or _timeout_ns(group)
         if entry is not None:
-            waits.op, waits.shape, waits.bytes = _op(entry), _shape(entry), _bytes(entry)
+            waits.op, waits.shape, waits.bytes = _op(entry), _shape(entry), entry_bytes(entry)
             waits.created_unix_ns = int(entry.get("time_created_ns") or 0)
             waits.timeout_ns = int(entry.get("timeout_ms") or 0) * 1_000_000 or waits.timeout_ns
         return waits
@@ -229,17 +233,11 @@ class Collectives:
         return entries
 
 
-def _group_message(
-    group: Any, name: str, enqueued: int, completed: int | None, members: str, waits: _InFlight | None, now_ns: int
-) -> Group:
-    reported = Group(name=fit(name), size=group.size(), enqueued=enqueued, completed=completed, members=members)
-    if waits is None:
-        return reported
-    # By the wall clock, if the recorder has told when it began: the agent has seen it only at its next beat.
+def _with_operation(message: Group, group: Any, waits: _InFlight, now_ns: int) -> Group:
+    # By the wall clock if the recorder has the start: the agent sees an operation only at the next heartbeat.
     age_ns = time.time_ns() - waits.created_unix_ns if waits.created_unix_ns else now_ns - waits.since_ns
-    return Group(
-        reported.name, reported.size, reported.enqueued, reported.completed, reported.members,
-        op=fit(waits.op), bytes=waits.bytes, shape=fit(waits.shape), age_ns=max(0, age_ns),
+    return msgspec.structs.replace(
+        message, op=fit(waits.op), bytes=waits.bytes, shape=fit(waits.shape), age_ns=max(0, age_ns),
         timeout_ns=waits.timeout_ns, error=_error(group) if waits.looked_up_ns else "",
     )  # fmt: skip
 
@@ -256,14 +254,15 @@ def _timeout_ns(group: Any) -> int:
 
 
 def _error(group: Any) -> str:
-    """What the backend's own watchdog has found; it says so up to a minute before it ends the process."""
+    """Error of the backend's watchdog, which it has up to a minute before it ends the process."""
     with contextlib.suppress(Exception):
         error = str(_backend(group).get_error()).rpartition(".")[2]
         return "" if error == "SUCCESS" else fit(error)
     return ""
 
 
-def _name(entry: dict[str, Any]) -> str:
+def entry_group(entry: dict[str, Any]) -> str:
+    """Name of the process group of a flight recorder entry."""
     group = entry.get("process_group")
     return str(group[0]) if group else ""
 
@@ -281,9 +280,9 @@ def _shape(entry: dict[str, Any]) -> str:
     return f"{', '.join(map(str, sizes))} {', '.join(dict.fromkeys(map(str, dtypes)))}".strip()
 
 
-def _bytes(entry: dict[str, Any]) -> int:
-    dtypes = entry.get("input_dtypes") or []
-    sizes = entry.get("input_sizes") or []
+def entry_bytes(entry: dict[str, Any]) -> int:
+    """Input bytes of a flight recorder entry."""
+    sizes, dtypes = entry.get("input_sizes") or [], entry.get("input_dtypes") or []
     return sum(
         prod(size) * DTYPE_BYTES.get(str(dtypes[k]) if k < len(dtypes) else "", 1) for k, size in enumerate(sizes)
     )

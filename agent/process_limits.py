@@ -1,14 +1,12 @@
-"""How many cores this process may use.
-
-File descriptors of the agent, in a process whose descriptors belong to somebody else.
-"""
+"""Limits of this process: the cores that it may use (affinity and cgroup quotas), and its free file descriptors."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import resource
 import threading
-from math import ceil
+from math import ceil, inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -20,15 +18,12 @@ OWN_GROUP: Final = Path("/proc/self/cgroup")
 
 
 def usable_cores(cgroups: Path = CGROUPS, own_group: Path = OWN_GROUP) -> int:
-    """Cores that the scheduler may give to it; a quota of its control group counts as whole cores, rounded up."""
-    cores = float(len(os.sched_getaffinity(0)))
-    for quota in _quotas(cgroups, own_group):
-        cores = min(cores, quota)
-    return max(1, ceil(cores))
+    """Number of cores by CPU affinity and cgroup quota, rounded up."""
+    return max(1, ceil(min([len(os.sched_getaffinity(0)), *_quotas(cgroups, own_group)])))
 
 
 def _quotas(cgroups: Path, own_group: Path) -> Iterator[float]:
-    """What each control group from its own up to the root allows, in cores; a container sees its own as the root."""
+    """CPU quotas in cores, of the process's cgroup and its parents; a container sees its own cgroup as the root."""
     try:
         lines = own_group.read_text().splitlines()
     except OSError:
@@ -36,61 +31,51 @@ def _quotas(cgroups: Path, own_group: Path) -> Iterator[float]:
     for line in lines:
         _, _, rest = line.partition(":")
         controllers, _, place = rest.partition(":")
-        if not controllers:
-            base, read = cgroups, _quota
-        elif "cpu" in controllers.split(","):
-            base, read = cgroups / "cpu", _old_quota
-        else:
+        if controllers and "cpu" not in controllers.split(","):
             continue
+        base, read = (cgroups / "cpu", _quota_v1) if controllers else (cgroups, _quota_v2)
         folder = base / place.strip("/")
         for each in (folder, *folder.parents):
-            quota = read(each)
-            if quota is not None:
-                yield quota
+            with contextlib.suppress(OSError, ValueError, ZeroDivisionError):
+                yield read(each)
             if each == base:
                 break
 
 
-def _quota(folder: Path) -> float | None:
-    try:
-        quota, period = (folder / "cpu.max").read_text().split()
-        return None if quota == "max" else int(quota) / int(period)
-    except (OSError, ValueError, ZeroDivisionError):
-        return None
+def _quota_v2(folder: Path) -> float:
+    quota, period = (folder / "cpu.max").read_text().split()
+    return inf if quota == "max" else int(quota) / int(period)
 
 
-def _old_quota(folder: Path) -> float | None:
-    try:
-        quota = int((folder / "cpu.cfs_quota_us").read_text())
-        return None if quota <= 0 else quota / int((folder / "cpu.cfs_period_us").read_text())
-    except (OSError, ValueError, ZeroDivisionError):
-        return None
+def _quota_v1(folder: Path) -> float:
+    quota = int((folder / "cpu.cfs_quota_us").read_text())
+    return inf if quota <= 0 else quota / int((folder / "cpu.cfs_period_us").read_text())
 
 
-# libzmq aborts the whole process when it finds no descriptor while it sets itself up (it takes nine) or while it lets
-# a viewer in (ipc_listener.cpp tolerates ENFILE, not EMFILE). So it is only there while there are plenty; the two
-# limits are further apart than what it gives back, or it would come and go.
+# libzmq aborts the process when it finds no descriptor while it starts (it takes nine) or accepts a viewer
+# (ipc_listener.cpp tolerates ENFILE, not EMFILE). So it runs only while there are plenty. The two limits are further
+# apart than what it frees, or it would start and stop repeatedly.
 ENOUGH: Final = 32
 TOO_FEW: Final = 12
 _OPEN: Final = "/proc/self/fd"
 
 
 def free() -> int:
-    """How many descriptors this process may still open."""
+    """Number of descriptors that this process may still open."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if limit == resource.RLIM_INFINITY:
         return ENOUGH
     try:
-        # The size is their number since Linux 6.2; before, it is zero.
+        # Since Linux 6.2 the size is the number of descriptors; before it is zero.
         return limit - (os.stat(_OPEN).st_size or len(os.listdir(_OPEN)))  # noqa: PTH116, PTH208 - half the time of Path
     except OSError:
         return 0
 
 
 class Wake:
-    """Ends the thread's wait early, from another thread.
+    """A pipe that ends the poll of the agent's thread early, from another thread.
 
-    The lock is for the end: the number of a closed descriptor may already be a checkpoint file of the script's.
+    The lock guards the end: the number of a closed descriptor may already belong to a file of the script.
     """
 
     def __init__(self) -> None:
@@ -99,13 +84,13 @@ class Wake:
         self._closed = False
 
     def call(self) -> None:
-        """Wake the thread, if it still runs."""
+        """Wake the thread, unless the pipe is closed."""
         with self._lock:
             if not self._closed:
                 os.write(self._writer, b"x")
 
     def close(self) -> None:
-        """Give the descriptors back."""
+        """Close the pipe."""
         with self._lock:
             if not self._closed:
                 self._closed = True

@@ -1,7 +1,4 @@
-"""Where this rank of this run lives: its directory and socket on this host, its port, its name.
-
-Who this process is in its job.
-"""
+"""Registration of a rank: its identity in the job, its run directory and sockets, and `run.json`."""
 
 from __future__ import annotations
 
@@ -21,27 +18,26 @@ import torch.distributed as dist
 import zmq
 
 from ddpwatch import curve, rundir, wire
-from ddpwatch.agent import tcp_listener as addresses
 from ddpwatch.agent.process_limits import usable_cores
 from ddpwatch.agent.rendezvous import Rendezvous, new_run
-from ddpwatch.agent.tcp_listener import TcpListener
+from ddpwatch.agent.tcp_listener import NoAddressError, TcpListener, listen
 from ddpwatch.version import VERSION
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
 UNNAMED: Final = "none"
-"""What torchrun calls every job that it was given no name for."""
+"""Job name that torchrun uses when it was given none."""
 
 
 @dataclass(frozen=True)
 class Identity:
-    """Rank and size as the process group has them, or as the launcher's environment promises them."""
+    """Rank and size by the process group, or by the launcher's environment before there is one."""
 
     rank: int
     world_size: int
     local_rank: int | None
-    """None = the launcher does not say."""
+    """None = unknown."""
     attempt: int
     job: str
     backend: str
@@ -53,23 +49,23 @@ def joined() -> bool:
 
 
 def identify() -> Identity:
-    """This process as it is known now."""
+    """The current identity of this process."""
     rank, world_size, backend = _in_group()
     return Identity(
         rank=rank,
         world_size=world_size,
         local_rank=_number("LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK"),
         attempt=_number("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT") or 0,
-        job=job_name(),
+        job=_job_name(),
         backend=backend,
     )
 
 
-def job_name() -> str:
-    """The number that the scheduler has given the job, or else what the launcher calls it; empty = neither."""
+def _job_name() -> str:
+    """Job number of the scheduler, or else the launcher's name for the job; empty = neither."""
     array, task = (os.environ.get(f"SLURM_ARRAY_{part}", "") for part in ("JOB_ID", "TASK_ID"))
     if array and task:
-        return f"{array}_{task}"  # as squeue has it
+        return f"{array}_{task}"  # as squeue prints it
     named = os.environ.get("TORCHELASTIC_RUN_ID", "")
     return os.environ.get("SLURM_JOB_ID") or ("" if named == UNNAMED else named)
 
@@ -79,17 +75,17 @@ def _in_group() -> tuple[int, int, str]:
         try:
             return dist.get_rank(), dist.get_world_size(), str(dist.get_backend())
         except (ValueError, AssertionError):
-            pass  # the training thread has destroyed the group since the question
+            pass  # the training thread has destroyed the group meanwhile
     return 0, 1, ""
 
 
-def expects_peers() -> bool:
-    """Whether a launcher says that it started several ranks."""
+def _expects_peers() -> bool:
+    """Whether the launcher's environment promises several ranks."""
     return (_number("WORLD_SIZE", "SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE") or 1) > 1
 
 
-def expects_hosts() -> bool | None:
-    """Whether a launcher says that it started ranks on several hosts; None = it does not say."""
+def _expects_hosts() -> bool | None:
+    """Whether the launcher's environment promises ranks on several hosts; None = unknown."""
     mpi = ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE")
     for everywhere, here in (("WORLD_SIZE", "LOCAL_WORLD_SIZE"), mpi):
         world_size, local_size = _number(everywhere), _number(here)
@@ -100,7 +96,7 @@ def expects_hosts() -> bool | None:
 
 
 def script_name() -> str:
-    """What people call the run unless they say otherwise."""
+    """Default name of the run: `DDPWATCH_RUN_NAME`, or the script's file name."""
     stem = Path(sys.argv[0]).stem if sys.argv and sys.argv[0] not in ("", "-c", "-m") else ""
     return os.environ.get("DDPWATCH_RUN_NAME") or stem or "python"
 
@@ -120,10 +116,10 @@ BIND_TRIES: Final = 5
 
 
 class RunRegistration:
-    """Finds out which run this process belongs to, listens there, and keeps `run.json` true.
+    """Finds the run of this process, binds its sockets, and keeps `run.json` up to date.
 
-    A process with no process group yet is a run of its own, unless a launcher promised it peers; once a group
-    exists it is `is_outdated` and the rank moves to the run it shares with them.
+    Without a process group a process is a run of its own, unless the launcher promises peers. Once a group exists, the
+    registration is outdated and the rank moves to the run that it shares with them.
     """
 
     def __init__(self, base: Path, name: str, note: Callable[[str, str], None]) -> None:
@@ -131,17 +127,18 @@ class RunRegistration:
         self._name = name
         self._note = note
         self.tcp_listener: TcpListener | None = None
-        """Where viewers of other hosts come in; None = there is none, or not yet."""
+        """The port for viewers on other hosts, if there is one."""
         self._keys: tuple[str, str] | None = None
-        """What it listens with; the secret half stays here."""
-        self._settled = False
-        """Whether it is clear that there is a door, or none."""
+        """CURVE keys of the port, public and secret; the secret one is never shared."""
+        self._tcp_decided = False
+        """Whether it is known that this rank listens on TCP, or that it need not."""
         self._node = rundir.node_id()
         self._rendezvous: Rendezvous | None = None
         self._run: rundir.RunFile | None = None
         self._endpoint: rundir.Endpoint | None = None
         self._socket_path: Path | None = None
         self._leads = False
+        """Whether this rank writes `run.json` for its node."""
         self._written: list[rundir.Endpoint] = []
         self._refresh_every_s = 0.0
         self._next_refresh_s = 0.0
@@ -150,17 +147,17 @@ class RunRegistration:
 
     @property
     def is_outdated(self) -> bool:
-        """Whether a process group has come into being since this home was found."""
+        """Whether a process group was created after this run was found."""
         return self._rendezvous is None and joined()
 
     def find(self) -> bool:
-        """Learn the run; False while a launcher's promise of peers has not come true. Never waits for them."""
+        """Determine the run; False while the peers that a launcher promised are missing. Never waits for them."""
         if self._run is not None and not self.is_outdated:
             return True
-        # Asked once and first: the group may come into being, or go, at any line below.
+        # Asked once, and first: the training thread may create or destroy the group at any moment.
         grouped = joined()
         self.identity = identify()
-        if not grouped and expects_peers():
+        if not grouped and _expects_peers():
             return False
         if grouped:
             self._rendezvous = Rendezvous(self.identity, self._name)
@@ -173,9 +170,9 @@ class RunRegistration:
     def open(
         self, context: zmq.Context[zmq.Socket[bytes]], socket: zmq.Socket[bytes], new_threads: Iterable[str] = ()
     ) -> str:
-        """Bind the socket in the run's directory, and where the job has several hosts on TCP; tell the peers.
+        """Bind the socket in the run's directory, and on TCP if the job has several hosts; announce it to the peers.
 
-        Returns its address on this host. `new_threads` are those that came with the socket.
+        Returns its address on this host. `new_threads` were started for the socket.
         """
         assert self._run is not None
         rundir.ensure_base(self._base)
@@ -184,9 +181,9 @@ class RunRegistration:
         self._socket_path = path
         _bind(socket, address, path.parent)
         self._opening = (context, socket, frozenset(new_threads))
-        wanted = self._wants_tcp()
-        self._settled = wanted is not None
-        remote = self._open_tcp() if wanted else ("", "")
+        wants_tcp = self._wants_tcp()
+        self._tcp_decided = wants_tcp is not None
+        remote = self._open_tcp() if wants_tcp else ("", "")
         if self._endpoint is None:
             self._endpoint = rundir.Endpoint(
                 rank=self.identity.rank,
@@ -197,7 +194,7 @@ class RunRegistration:
                 address=address,
             )
             self._announce(remote)
-        elif remote[0] != self._endpoint.tcp_address:  # back after a while without descriptors
+        elif remote[0] != self._endpoint.tcp_address:  # it listens again, after descriptors were scarce
             self._announce(remote)
         self._written = []
         self._refresh_every_s = self._next_refresh_s = 0.0
@@ -207,17 +204,17 @@ class RunRegistration:
         return address
 
     def refresh(self) -> None:
-        """Write `run.json` anew when more ranks are known or somebody took it away; one rank of each node does.
+        """Rewrite `run.json` when more ranks are known or the file is gone; one rank per node does it.
 
-        Looks at every call while ranks are coming, and ever more rarely while nothing changes.
+        Checks at every call while ranks arrive, and with exponential backoff while nothing changes.
         """
         if self.tcp_listener is not None:
             self.tcp_listener.check_load()
-        if (self._settled and not self._leads) or monotonic() < self._next_refresh_s:
+        if (self._tcp_decided and not self._leads) or monotonic() < self._next_refresh_s:
             return
         assert self._run is not None
         assert self._endpoint is not None
-        if not self._settled:
+        if not self._tcp_decided:
             self._decide_tcp()
         endpoints = [self._endpoint] if self._rendezvous is None else self._rendezvous.collect() if self._leads else []
         directory = self._base / self._run.id
@@ -231,32 +228,30 @@ class RunRegistration:
         self._next_refresh_s = monotonic() + self._refresh_every_s
 
     def _wants_tcp(self) -> bool | None:
-        """Whether this rank is to listen on TCP; None = that depends on where the others are."""
-        subscription = os.environ.get(BIND, "").lower()
-        if subscription in {"tcp", "ipc"}:
-            return subscription == "tcp"
-        if subscription and self._endpoint is None:
-            self._note("tcp", f"{BIND}={subscription[:40]} is neither tcp nor ipc, and counts as if it were not set.")
+        """Whether this rank should listen on TCP; None = that depends on where its peers are."""
+        setting = os.environ.get(BIND, "").lower()
+        if setting in {"tcp", "ipc"}:
+            return setting == "tcp"
+        if setting and self._endpoint is None:
+            self._note("tcp", f"{BIND}={setting[:40]} is neither tcp nor ipc, and counts as if it were not set.")
         if self._endpoint is not None and self._endpoint.tcp_address:
             return True
-        return False if self._rendezvous is None or self.identity.world_size == 1 else expects_hosts()
+        return False if self._rendezvous is None or self.identity.world_size == 1 else _expects_hosts()
 
     def _decide_tcp(self) -> None:
-        """Open the door as soon as another node is known of, or know that there is none."""
+        """Listen on TCP as soon as a rank on another node is known."""
         assert self._rendezvous is not None
         spans = self._rendezvous.spans_hosts()
-        if spans is None:
-            return
-        self._settled = True
+        self._tcp_decided = spans is not None
         if spans:
             self._announce(self._open_tcp())
 
     def _open_tcp(self) -> tuple[str, str]:
-        """Listen on TCP, too: the address, and the public key. Empty = it is not possible, which a note says."""
+        """Listen on TCP, too: the address and the public key, or empty and a note with the reason."""
         assert self._run is not None
         try:
             listener, address = self._listen()
-        except addresses.NoAddressError as error:
+        except NoAddressError as error:
             self._note("tcp", f"This rank can be watched on its own host only, not over TCP: {error}.")
             return "", ""
         context, socket, threads = self._opening
@@ -268,11 +263,11 @@ class RunRegistration:
     def _listen(self) -> tuple[sockets.socket, str]:
         assert self._run is not None
         if not self._run.viewer_secret_key or not curve.available():
-            raise addresses.NoAddressError(NO_CURVE)
+            raise NoAddressError(NO_CURVE)
         store_host = "" if self._rendezvous is None else self._rendezvous.store_host
         place = self.identity.rank if self.identity.local_rank is None else self.identity.local_rank
         before = self._endpoint.tcp_address.rpartition(":")[2] if self._endpoint is not None else ""
-        return addresses.listen(store_host, place, lambda text: self._note("tcp", text), port=int(before or 0))
+        return listen(store_host, place, lambda text: self._note("tcp", text), port=int(before or 0))
 
     def _announce(self, remote: tuple[str, str]) -> None:
         assert self._endpoint is not None
@@ -280,18 +275,18 @@ class RunRegistration:
         if self._rendezvous is None:
             self._leads = True
         elif self._rendezvous.can_announce:
-            self._leads = self._rendezvous.announce(self._endpoint, settled=self._settled)
+            self._leads = self._rendezvous.announce(self._endpoint, tcp_decided=self._tcp_decided)
 
     def _host_name(self, remote: str) -> str:
-        """This host's name. Where another node of the job has the same one, with what tells them apart."""
+        """This host's name, with its address or node id if another node of the job has the same name."""
         name = wire.fit(sockets.gethostname(), 120)
-        if self._rendezvous is None or self._rendezvous.is_first_called(name, self._node):
+        if self._rendezvous is None or self._rendezvous.claim_host_name(name, self._node):
             return name
         own = remote.partition("://")[2].rpartition(":")[0] or self._node.rpartition("/")[2]
         return wire.fit(f"{name} ({own})")
 
     def hello(self, seq: int, description: dict[str, Any]) -> wire.Hello:
-        """Who this rank is."""
+        """The message that describes this rank."""
         assert self._run is not None
         assert self._endpoint is not None
         return wire.Hello(
@@ -317,13 +312,13 @@ class RunRegistration:
         )
 
     def shut(self) -> None:
-        """Take the door away, before the socket is closed."""
+        """Close the TCP port, before the socket is closed."""
         if self.tcp_listener is not None:
             self.tcp_listener.close()
             self.tcp_listener = None
 
     def leave(self, last_words: bytes = b"") -> None:
-        """Take this rank's socket away, and the whole directory with the last of them. The sockets are closed."""
+        """Remove this rank's socket file, and the directory with the last one; after the sockets are closed."""
         if self._socket_path is not None:
             rundir.leave(self._socket_path, last_words)
         self._socket_path = None
@@ -335,7 +330,7 @@ def _bind(socket: zmq.Socket[bytes], address: str, directory: Path) -> None:
         try:
             socket.bind(address)
         except zmq.ZMQError as error:
-            # A rank that was the last to leave may take the directory away just now.
+            # The last rank to leave may remove the directory at this moment.
             if error.errno != errno.ENOENT or attempt == BIND_TRIES:
                 raise
         else:

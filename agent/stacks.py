@@ -1,4 +1,4 @@
-"""Where the threads of this process are, as Python sees them. Read from the agent's thread; stops nobody."""
+"""Python stacks of this process's threads, read from the agent's thread without stopping any of them."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 
 def stacks(training_thread: int, *, everything: bool) -> list[ThreadStack]:
-    """The stack of the thread that trains, and on request of all others but the caller's.
+    """The stack of the training thread, and on request of all others except the caller's.
 
-    Of one whose script an exception has ended it is where that was raised, and not where it is being printed.
+    If an exception has ended the script, it is the stack at which the exception was raised.
     """
     error = fatal()
     names = {thread.ident: thread.name for thread in threading.enumerate()}
@@ -36,7 +36,7 @@ def stacks(training_thread: int, *, everything: bool) -> list[ThreadStack]:
 
 
 def _frames(frame: FrameType | None) -> list[StackFrame]:
-    """The innermost first. Of a deep recursion only that end is told."""
+    """Innermost call first; a deep stack is cut at the outer end."""
     frames: list[StackFrame] = []
     while frame is not None and len(frames) < MAX_FRAMES:
         frames.append(_frame_message(frame, frame.f_lineno))
@@ -45,7 +45,7 @@ def _frames(frame: FrameType | None) -> list[StackFrame]:
 
 
 def _frames_of(error: BaseException) -> list[StackFrame]:
-    """The calls that it came through, the innermost first."""
+    """The traceback of an exception, innermost call first."""
     places = deque(walk_tb(error.__traceback__), maxlen=MAX_FRAMES)
     return [_frame_message(frame, line) for frame, line in reversed(places)]
 

@@ -1,7 +1,4 @@
-"""The step under way, as the hooks of the training thread fill it in.
-
-The hand-over from the training thread to the agent's thread.
-"""
+"""Step recorder: hooks fill in the current step, and finished steps go to the agent's thread through ring buffers."""
 
 from __future__ import annotations
 
@@ -20,7 +17,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ddpwatch.agent.checksum import Checksums
-    from ddpwatch.agent.clock import Clock
+    from ddpwatch.agent.clock import HostClock
     from ddpwatch.agent.gpu.allocator import TorchMemory
     from ddpwatch.agent.guard import Switch
 
@@ -28,7 +25,7 @@ T = TypeVar("T")
 
 
 class Ring(Generic[T]):
-    """A bounded queue that never blocks: when it is full the oldest record is overwritten and counted."""
+    """A ring buffer that never blocks: when it is full, the oldest record is overwritten and counted as dropped."""
 
     __slots__ = ("_records", "dropped")
 
@@ -42,10 +39,10 @@ class Ring(Generic[T]):
             self.dropped += 1
         self._records.append(record)
 
-    def drain(self, most: int) -> list[T]:
-        """Take up to `most` records, oldest first; called by the agent's thread only."""
+    def drain(self, max_records: int) -> list[T]:
+        """Take up to `max_records`, oldest first; called by the agent's thread only."""
         taken: list[T] = []
-        while len(taken) < most:
+        while len(taken) < max_records:
             try:
                 taken.append(self._records.popleft())
             except IndexError:
@@ -54,7 +51,7 @@ class Ring(Generic[T]):
 
 
 Record: TypeAlias = tuple[int, tuple[list[int], int], int, int, int, int, int, int, int, int, "dict[str, float] | None"]
-"""A finished step as the training thread leaves it: see `to_step` for the names."""
+"""A finished step as the training thread leaves it; `to_step` has the names."""
 
 RING_STEPS: Final = 4096
 RING_EVENTS: Final = 256
@@ -62,7 +59,7 @@ MAX_VALUES: Final = 16
 FINGERPRINT_ALL_UNTIL: Final = 16
 FINGERPRINT_EVERY: Final = 8
 COST_EVERY: Final = 16
-"""Every so many steps the hooks are timed."""
+"""Steps between those in which hooks are timed."""
 HOST_TIMED: Final = (
     "The GPU's times of some steps could not be had: a CUDA graph was captured in them, they had too many phases, or "
     "the GPU was too far behind. Those steps show when work was queued, not when it ran."
@@ -70,35 +67,35 @@ HOST_TIMED: Final = (
 
 
 class Recorder:
-    """Collects one step after another and hands finished ones to the ring.
+    """Collects the current step, and puts finished ones into the ring buffer.
 
-    Called by the training thread, and by autograd's threads while the training thread waits in `backward()`:
-    never by two at once, so nothing here is locked. The agent's thread only reads.
+    Called by the training thread, and by autograd's threads while the training thread waits in `backward()`: never by
+    two at once, so there is no lock. The agent's thread only reads.
     """
 
-    def __init__(self, clock: Clock, switch: Switch) -> None:
+    def __init__(self, clock: HostClock, switch: Switch) -> None:
         self.clock = clock
         self.switch = switch
         self.steps: Ring[Record] = Ring(RING_STEPS)
-        self._late = clock if isinstance(clock, CudaClock) else None
+        self._cuda_clock = clock if isinstance(clock, CudaClock) else None
         self.successor: Callable[[], CudaClock] | None = None
-        """Makes the clock that takes over where the next step begins."""
+        """Creates the clock that replaces the current one at the next step."""
         self._waiting: deque[Record] = deque()
-        """Steps that a late clock has cut and not settled, oldest first; one for one the clock's own."""
+        """Steps that a CUDA clock has cut and not settled, oldest first, in the order of the clock's own."""
         self._noted_host_timed = False
         self.events: Ring[tuple[str, dict[str, Any]]] = Ring(RING_EVENTS)
         self.checksums: Checksums | None = None
         self.memory: TorchMemory | None = None
         self.index = 0
         self.rest = OTHER
-        """The phase after a backward pass: `other`, unless a closure runs it inside the optimizer's step."""
+        """Phase after a backward pass: `other`, or `optimizer` if a closure runs it inside the optimizer's step."""
         self.pause = ""
         self.thread = get_ident()
-        """The thread that trains."""
+        """Python's id of the training thread."""
         self.thread_id = get_native_id()
-        """The same as the system counts it."""
+        """The kernel's id of the training thread."""
         self.want_buckets = False
-        """Somebody is subscribed to the buckets; set by the agent's thread."""
+        """Whether a viewer subscribes to buckets; set by the agent's thread."""
         self._values: dict[str, float] = {}
         self._reset()
 
@@ -114,21 +111,21 @@ class Recorder:
         self.flags = PAUSED if self.pause else 0
         self.fingerprint = 0
         self.wants_fingerprint = self.index < FINGERPRINT_ALL_UNTIL or self.index % FINGERPRINT_EVERY == 0
-        """Whether this step's batch should be sampled."""
+        """Whether to take a fingerprint of this step's batch."""
         self.busy_ns = 0
         self.comm_bytes = 0
         self._cost_before_ns = self.switch.cost_ns
-        # Not the first steps: they hold work that is done once.
+        # Not the first steps: they include work that is done once.
         self.switch.timed = self.index % COST_EVERY == COST_EVERY - 1
 
     def add_loader_batch(self, batch: int) -> None:
-        """A DataLoader gave a batch to the training thread."""
+        """Count a batch that a DataLoader gave to the training thread."""
         self.loader_samples += batch
         if batch > self.loader_batch:
             self.loader_batch = batch
 
     def add_forward_batch(self, batch: int) -> None:
-        """A watched model was given a batch."""
+        """Count a batch that was passed to a watched model."""
         self._forward_samples += batch
         if batch > self._fresh_samples:
             self._fresh_samples = batch
@@ -136,38 +133,38 @@ class Recorder:
                 self.forward_batch = batch
 
     def backward_began(self) -> None:
-        """A backward pass: the forward passes before it saw the same samples, and those after it see others."""
+        """Count a backward pass: forward passes before it had the same samples, later ones have new samples."""
         self.backwards += 1
         self._pass_samples += self._fresh_samples
         self._fresh_samples = 0
 
     def updated(self) -> None:
-        """An optimizer has stepped: what another one of this step trains on is the same data once more."""
+        """Note an optimizer step: another optimizer in this step trains on the same samples."""
         if self._pass_samples and not 0 < self._update_samples <= self._pass_samples:
             self._update_samples = self._pass_samples
         self._pass_samples = 0
 
     def see(self, tensor: Tensor) -> None:
-        """Sample the batch of this step, once."""
+        """Take the fingerprint of this step's batch, once."""
         self.wants_fingerprint = False
         self.fingerprint = fingerprint(tensor)
 
     def log(self, values: dict[str, float]) -> None:
-        """Remember the script's own figures for this step; more than `MAX_VALUES` names are not kept."""
+        """Keep the script's values for this step, up to `MAX_VALUES` names."""
         for name, value in values.items():
             if name in self._values or len(self._values) < MAX_VALUES:
                 self._values[name] = value
 
     def note(self, kind: str, text: str) -> None:
-        """Tell viewers something in words."""
+        """Queue a note for viewers."""
         self.event("note", kind=kind, text=text)
 
     def event(self, tag: str, **fields: Any) -> None:
-        """Queue a message of the given kind; the agent's thread adds rank and sequence number."""
+        """Queue a message of the given kind; the agent's thread adds the rank and sequence number."""
         self.events.push((tag, {"step": self.index, "mono_ns": self.clock.since_ns, **fields}))
 
     def close_step(self, *, skipped: bool = False) -> None:
-        """The step ends here and the next one begins."""
+        """End the current step and begin the next one."""
         self.updated()
         record: Record = (
             self.index,
@@ -183,10 +180,10 @@ class Recorder:
             self.switch.cost_ns - self._cost_before_ns,
             self._values or None,
         )
-        if self._late is None:
+        if self._cuda_clock is None:
             self.steps.push(record)
         else:
-            self._wait(record, self._late)
+            self._wait(record, self._cuda_clock)
         if self.successor is not None:
             self._change_clock(self.successor())
         if self.checksums is not None:
@@ -199,18 +196,18 @@ class Recorder:
         self._reset()
 
     def _change_clock(self, clock: CudaClock) -> None:
-        # From the same stamp on: nothing between two steps is lost.
+        # From the same stamp, so that no time between two steps is lost.
         clock.phase, clock.since_ns = self.clock.phase, self.clock.since_ns
-        self.clock = self._late = clock
+        self.clock = self._cuda_clock = clock
         self.successor = None
 
     def finish(self, *, ask: bool) -> None:
-        """No step will follow: hand on those that wait. `ask` if CUDA may be asked, on the thread that trains."""
-        if self._late is not None:
-            self._publish_steps(self._late.finish(ask=ask))
+        """Publish the steps that wait for the GPU. `ask` = CUDA may be called, on the training thread."""
+        if self._cuda_clock is not None:
+            self._publish_steps(self._cuda_clock.finish(ask=ask))
 
     def _wait(self, record: Record, clock: CudaClock) -> None:
-        """Hold a step back until its times are final: the agent's thread must see no list that still changes."""
+        """Hold a step back until its times are final, because they must not change in the agent's thread."""
         self._waiting.append(record)
         self._publish_steps(clock.settle())
         if clock.host_timed and not self._noted_host_timed:
@@ -223,7 +220,7 @@ class Recorder:
 
 
 def to_step(record: Record) -> Step:
-    """A finished record as it goes onto the wire; made by the agent's thread, which has the time."""
+    """Convert a record to a message, in the agent's thread, where time does not matter."""
     index, (ns, end_ns), samples, batch, backwards, flags, fingerprint_, busy_ns, comm_bytes, hook_ns, values = record
     return Step(
         index=index,

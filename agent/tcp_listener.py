@@ -1,10 +1,8 @@
-"""The TCP port of a rank: encrypted, for those with the run's key, and shut for a while when strangers crowd at it.
+"""The TCP port of a rank: which address it listens on, CURVE encryption, and a limit on strangers' connections.
 
-A stranger who gets a connection costs the training process a descriptor and some time of libzmq's thread until it is
-sent away. So both are watched. When they go beyond their share, the kernel is told to drop whatever knocks: that takes
-nothing from this process, and connections that are there stay.
-
-Which of this host's addresses a rank listens on over TCP, and on which port. Sends nothing to anybody.
+A connection without the run's key costs the training process a descriptor and time of libzmq's I/O thread until it is
+refused. When either exceeds its limit, a socket filter makes the kernel drop new packets for a while; that costs this
+process nothing, and established connections stay.
 """
 
 from __future__ import annotations
@@ -29,24 +27,24 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
 WINDOW_S: Final = curve.HANDSHAKE_MS / 1000
-"""As long as a handshake may take: what was taken by strangers is given back after it."""
+"""Seconds that a handshake may take; what strangers hold is freed after it."""
 MAX_DESCRIPTORS: Final = 256
-"""So many may be taken in a window, or half of those that are free."""
+"""Descriptors that connections may take in a window, or half of the free ones if that is less."""
 MAX_CPU_S: Final = 0.25
-"""So much time may libzmq's thread use in a window."""
+"""CPU seconds that libzmq's I/O thread may use in a window."""
 CHECK_INTERVAL_S: Final = 0.01
 CLOSED_S: Final = WINDOW_S
-"""Not shorter: those who are in would be there still, and as many come again."""
+"""Seconds that the port stays closed at first. Not shorter than a handshake: the same strangers would still hold on."""
 MAX_CLOSED_S: Final = 40.0
-ASKED_AT_ONCE: Final = 64
+MAX_KEY_CHECKS: Final = 64
 _TASKS: Final = "/proc/self/task"
 _IO_THREAD: Final = "ZMQbg/IO"
 _SO_ATTACH_FILTER: Final = 26
-# Programs of classic BPF; what they see begins with the header of TCP. One lets nothing through.
+# Programs of classic BPF; their input begins with the TCP header.
 _DROP_ALL: Final = (struct.pack("HBBI", 0x06, 0, 0, 0),)
-# The other lets everything through but resets, also on the connections that are made through this door: when one comes
-# while messages of the same viewer wait for room, and a heartbeat is behind them, libzmq 4.3.5 aborts the process
-# (`!_io_error`, stream_engine_base.cpp). A connection that was reset is given up for its silence instead.
+# Drops resets, also on connections accepted from this port: when a reset arrives while messages of the same viewer wait
+# for room with a heartbeat behind them, libzmq 4.3.5 aborts the process (`!_io_error`, stream_engine_base.cpp).
+# A connection that was reset times out instead.
 _DROP_RESETS: Final = (
     struct.pack("HBBI", 0x30, 0, 0, 13),  # load the flags
     struct.pack("HBBI", 0x45, 0, 1, 0x04),  # is RST among them?
@@ -61,12 +59,12 @@ CROWDED: Final = (
 
 
 def threads() -> set[str]:
-    """The threads of this process, by number."""
-    return set(os.listdir(_TASKS))  # noqa: PTH208 - names are all that is wanted
+    """Thread ids of this process."""
+    return set(os.listdir(_TASKS))  # noqa: PTH208 - only names are needed
 
 
 class TcpListener:
-    """Belongs to the agent's thread, like the socket it is a door of."""
+    """TCP port of the agent's XPUB socket. Used by the agent's thread only."""
 
     def __init__(
         self,
@@ -78,120 +76,119 @@ class TcpListener:
         new_threads: Iterable[str],
         note: Callable[[str, str], None],
     ) -> None:
-        """Have the socket listen there, too, with this key. `new_threads` has libzmq's; `note` tells viewers."""
+        """Bind the socket to the listener with this key. libzmq's I/O thread is one of `new_threads`."""
         self._note = note
         self._listener = listener
-        self._keeper = curve.Gatekeeper(context, viewer_public_key)
+        self._gatekeeper = curve.Gatekeeper(context, viewer_public_key)
         curve.listen_with(socket, secret_key)
         self._filter(_DROP_RESETS)
-        given = os.dup(listener.fileno())
-        socket.setsockopt(zmq.USE_FD, given)
-        socket.bind(f"tcp://127.0.0.1:{listener.getsockname()[1]}")  # the descriptor says where, not this
+        self._bound_fd = os.dup(listener.fileno())
+        socket.setsockopt(zmq.USE_FD, self._bound_fd)
+        socket.bind(f"tcp://127.0.0.1:{listener.getsockname()[1]}")  # USE_FD decides the address, not this
         socket.setsockopt(zmq.USE_FD, -1)
         _tcp_listeners.add(self)
-        self._given = given
         self._candidates = list(new_threads)
-        self._clock: int | None = None
-        self._reported = 0
+        self._cpu_clock: int | None = None
+        self._reported_refusals = 0
         self._closed_s = CLOSED_S
-        self._open_again_s = 0.0
-        """0 = it is open."""
+        self._reopen_s = 0.0
+        """When the port opens again; 0 = it is open."""
         self.flooded = False
-        """Whether libzmq works too much though nobody new is let in: it is for somebody who has the key."""
+        """Whether libzmq's thread is too busy although the port is closed: the cause is a viewer that has the key."""
         self._next_check_s = 0.0
         self._begin_window()
 
     def watched(self) -> list[Any]:
-        """What to wait for beside the socket itself."""
-        resting = self._open_again_s or time.monotonic() < self._next_check_s
-        return [self._keeper.socket] if resting else [self._keeper.socket, self._listener.fileno()]
+        """Sockets to poll in addition to the XPUB socket."""
+        resting = self._reopen_s or time.monotonic() < self._next_check_s
+        return [self._gatekeeper.socket] if resting else [self._gatekeeper.socket, self._listener.fileno()]
 
     @property
     def closed_for_s(self) -> float:
-        """In so many seconds the wait for newcomers goes on; 0 = it does."""
-        return 0.0 if self._open_again_s else max(0.0, self._next_check_s - time.monotonic())
+        """Seconds until new connections are polled again; 0 = they are, or the port is closed."""
+        return 0.0 if self._reopen_s else max(0.0, self._next_check_s - time.monotonic())
 
     def handle_ready(self, ready: Iterable[Any]) -> None:
-        """Answer for those who show a key, and see whether there are too many who come."""
+        """Check the keys of new connections, and the load that connections cause."""
         for which in ready:
-            if which is self._keeper.socket:
-                self._keeper.answer(ASKED_AT_ONCE)
+            if which is self._gatekeeper.socket:
+                self._gatekeeper.answer(MAX_KEY_CHECKS)
                 self._note_refused()
             elif which == self._listener.fileno():
                 self._next_check_s = time.monotonic() + CHECK_INTERVAL_S
                 self.check_load()
 
     def check_load(self) -> None:
-        """Shut or open it, as things are. Called often while somebody comes, and now and then in any case."""
+        """Close or reopen the port by the load. Called at new connections and at each flush."""
         now_s = time.monotonic()
-        if self._open_again_s:
-            share = max(1.0, (now_s - self._since_s) / WINDOW_S)
-            self.flooded = self._cpu_s() - self._cpu_mark_s > MAX_CPU_S * share
-            if now_s >= self._open_again_s:
+        if self._reopen_s:
+            windows = max(1.0, (now_s - self._since_s) / WINDOW_S)
+            self.flooded = self._cpu_s() - self._cpu_mark_s > MAX_CPU_S * windows
+            if now_s >= self._reopen_s:
                 self._filter(_DROP_RESETS)
-                self._open_again_s = 0.0
+                self._reopen_s = 0.0
                 self._begin_window()
             return
         left = free()
-        if left < ENOUGH or self._free - left > self._share or self._cpu_s() - self._cpu_mark_s > MAX_CPU_S:
+        if left < ENOUGH or self._free - left > self._max_taken or self._cpu_s() - self._cpu_mark_s > MAX_CPU_S:
             self._shut(now_s)
         elif now_s - self._since_s >= WINDOW_S:
             self._closed_s = CLOSED_S
             self._begin_window()
 
     def close(self) -> None:
-        """Let go of the port. The socket has its own descriptor of it, and closes that."""
+        """Release the port. libzmq has its own descriptor of it, and closes that."""
         _tcp_listeners.discard(self)
         self._listener.close()
 
     def close_in_child(self) -> None:
-        """In a forked child: a port that it holds would stay taken when the training has ended."""
+        """Release the port in a forked child, which would keep it taken after the training has ended."""
         self._listener.close()
-        os.close(self._given)
+        os.close(self._bound_fd)
 
     def _begin_window(self) -> None:
         self._since_s = time.monotonic()
         self._free = free()
-        self._share = min(MAX_DESCRIPTORS, (self._free - ENOUGH) // 2)
+        self._max_taken = min(MAX_DESCRIPTORS, (self._free - ENOUGH) // 2)
         self._cpu_mark_s = self._cpu_s()
 
     def _shut(self, now_s: float) -> None:
         if not self._filter(_DROP_ALL):
-            # When descriptors become scarce the publisher goes away as a whole.
+            # No filter: if descriptors become scarce, the publisher stops listening altogether.
             self._begin_window()
             return
         if self._closed_s == CLOSED_S:
             self._note("strangers", CROWDED)
-        self._open_again_s = now_s + self._closed_s
+        self._reopen_s = now_s + self._closed_s
         self._since_s, self._cpu_mark_s = now_s, self._cpu_s()
         self._closed_s = min(2 * self._closed_s, MAX_CLOSED_S)
 
     def _filter(self, program: Sequence[bytes]) -> bool:
-        """What the kernel lets through from now on; False = there are no such filters here."""
+        """Attach a BPF program to the listening socket; False = the system has none."""
         code = ctypes.create_string_buffer(b"".join(program))
-        reported = struct.pack("HL", len(program), ctypes.addressof(code))
+        sock_fprog = struct.pack("HL", len(program), ctypes.addressof(code))
         try:
-            self._listener.setsockopt(sockets.SOL_SOCKET, _SO_ATTACH_FILTER, reported)
+            self._listener.setsockopt(sockets.SOL_SOCKET, _SO_ATTACH_FILTER, sock_fprog)
         except OSError:
             return False
         return True
 
     def _note_refused(self) -> None:
-        """At the first, and whenever there are ten times as many."""
-        refused = self._keeper.refused
-        if refused >= max(1, 10 * self._reported):
-            self._reported = refused
+        """Note the first refusal, and each tenfold increase."""
+        refused = self._gatekeeper.refused
+        if refused >= max(1, 10 * self._reported_refusals):
+            self._reported_refusals = refused
             times = "once" if refused == 1 else f"{refused} times"
             self._note("refused", f"Somebody without the key of this run was refused at its TCP port, {times} so far.")
 
     def _cpu_s(self) -> float:
-        if self._clock is None:
-            # A thread that has just begun may not have its name yet.
-            self._clock = _cpu_clock(self._candidates)
-        if self._clock is None:
+        if self._cpu_clock is None:
+            # Not in the constructor: a thread that has just started may not have its name yet.
+            self._cpu_clock = _io_thread_clock(self._candidates)
+        if self._cpu_clock is None:
             return 0.0
         try:
-            return time.clock_gettime(self._clock)
+            return time.clock_gettime(self._cpu_clock)
         except OSError:
             return 0.0
 
@@ -199,17 +196,17 @@ class TcpListener:
 _tcp_listeners: weakref.WeakSet[TcpListener] = weakref.WeakSet()
 
 
-def _leave_to_parent() -> None:
+def _close_in_child() -> None:
     for tcp_listener in list(_tcp_listeners):
         tcp_listener.close_in_child()
     _tcp_listeners.clear()
 
 
-os.register_at_fork(after_in_child=_leave_to_parent)
+os.register_at_fork(after_in_child=_close_in_child)
 
 
-def _cpu_clock(new_threads: Iterable[str]) -> int | None:
-    """The clock that tells how long libzmq's own thread has worked; None = it is not among these."""
+def _io_thread_clock(new_threads: Iterable[str]) -> int | None:
+    """Clock id of the CPU time of libzmq's I/O thread; None = it is not among these threads."""
     for number in new_threads:
         try:
             with open(f"{_TASKS}/{number}/comm") as file:  # noqa: PTH123 - one read
@@ -225,21 +222,21 @@ IFACE: Final = "DDPWATCH_IFACE"
 PORT_BASE: Final = "DDPWATCH_PORT_BASE"
 BACKLOG: Final = 64
 _PORTS: Final = range(1, 1 << 16)
-# Addresses of documentation, which nobody has: the way there is that of everything outside.
+# Addresses reserved for documentation: the route to them is the default route.
 _OUTSIDE: Final = ("192.0.2.1", "2001:db8::1")
 _FAMILIES: Final = {4: sockets.AF_INET, 6: sockets.AF_INET6}
 
 
 class NoAddressError(Exception):
-    """The rank cannot listen on TCP as it was told to. The text says why."""
+    """The rank cannot listen on TCP as it is configured. The text has the reason."""
 
 
 def listen(store_host: str, place: int, say: Callable[[str], None], *, port: int = 0) -> tuple[sockets.socket, str]:
-    """A listening socket, and the address that others find it at.
+    """A listening socket, and the address to announce for it.
 
-    `place` is the rank's among those of its node, `port` the one it had before.
-    A fixed port that is taken is said, and any other one is used: inside the cluster that does, behind a firewall it
-    does not. A wish for an interface that is not there is not replaced by another one.
+    `place` is the rank's index on its node, `port` the one it had before. If a fixed port is taken, any other one is
+    used and a note is made: that works inside the cluster, but not behind a firewall. A configured interface that does
+    not exist is an error.
     """
     announced, bound = _choose(store_host)
     wanted = port or _wanted_port(place)
@@ -271,7 +268,7 @@ def _wanted_port(place: int) -> int:
 
 
 def _choose(store_host: str) -> tuple[str, str]:
-    """What is announced, and the address that is bound."""
+    """The address to announce, and the address to bind."""
     if chosen := os.environ.get(HOST):
         return chosen, _resolved(chosen)
     if interface := os.environ.get(IFACE):
@@ -281,26 +278,26 @@ def _choose(store_host: str) -> tuple[str, str]:
             raise NoAddressError(f"{IFACE}={interface[:40]} has no address here; there are: {there}")
         return found, found
     for target in (store_host, *_OUTSIDE):
-        if (found := _way_to(target)) and not ipaddress.ip_address(found).is_loopback:
+        if (found := _source_address(target)) and not ipaddress.ip_address(found).is_loopback:
             return found, found
     found = next(filter(None, map(_of_interface, sorted(psutil.net_if_addrs()))), "127.0.0.1")
     return found, found
 
 
 def _resolved(name: str) -> str:
-    """The address of this host that a name stands for; that of all interfaces if it is known to others only."""
+    """The address of this host that a name resolves to; all interfaces if the name is not of this host."""
     try:
         addresses = [str(each[4][0]) for each in sockets.getaddrinfo(name, None, type=sockets.SOCK_STREAM)]
     except (OSError, UnicodeError) as error:
         raise NoAddressError(f"{HOST}={name[:80]} cannot be resolved: {error}") from None
     own = {entry.address for entries in psutil.net_if_addrs().values() for entry in entries}
-    # A whole network is this host's on lo; psutil names one address of it.
+    # The whole loopback network belongs to this host; psutil lists one address of it.
     here = [address for address in addresses if address in own or ipaddress.ip_address(address).is_loopback]
     return here[0] if here else "::" if ":" in addresses[0] else "0.0.0.0"  # noqa: S104 - the user has named the host
 
 
-def _way_to(host: str) -> str:
-    """This host's address on the way there; empty = there is none. A UDP socket is connected, nothing is sent."""
+def _source_address(host: str) -> str:
+    """This host's address on the route to another; empty = no route. Connects a UDP socket, which sends nothing."""
     with contextlib.suppress(OSError, UnicodeError):
         for family, _, _, _, address in sockets.getaddrinfo(host, 9, type=sockets.SOCK_DGRAM) if host else ():
             with contextlib.suppress(OSError), sockets.socket(family, sockets.SOCK_DGRAM) as probe:
@@ -327,7 +324,7 @@ def _is_link_local(address: str) -> bool:
 def _bind(address: str, port: int) -> sockets.socket:
     listener = sockets.socket(_FAMILIES[ipaddress.ip_address(address).version], sockets.SOCK_STREAM)
     try:
-        # For a restart of the job on the same port; two listeners at once it does not allow.
+        # For a restart of the job on the same port; it does not allow two listeners at once.
         listener.setsockopt(sockets.SOL_SOCKET, sockets.SO_REUSEADDR, 1)
         listener.setblocking(False)
         listener.bind((address, port))

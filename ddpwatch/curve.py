@@ -1,7 +1,7 @@
-"""CURVE on TCP: a run's keys, and who is let in. Shared by who listens and who connects; plain TCP does not exist.
+"""CurveZMQ encryption and authentication of TCP connections, for listeners (agent, relay) and viewers.
 
-Every listener has a pair of its own, whose secret half never leaves its process. All viewers of a run share one pair,
-made with the run: who has its secret half, which stands in `run.json` and in tickets, may watch.
+Every listener has its own key pair, whose secret key never leaves its process. All viewers of a run share one key pair,
+created with the run: the secret key in `run.json` and in tickets admits a viewer. Nothing listens on plain TCP.
 """
 
 from __future__ import annotations
@@ -15,37 +15,37 @@ from zmq.utils import z85
 
 DOMAIN: Final = b"ddpwatch"
 ZAP: Final = "inproc://zeromq.zap.01"
-"""Where libzmq asks whether a key is known, in the context of the socket that was connected to."""
+"""Where libzmq asks whether a key is admitted (ZAP, RFC 27), in the context of the listening socket."""
 HANDSHAKE_MS: Final = 10_000
-"""Who has not shown a good key by then is sent away. Long enough for a host that is busy, or a viewer of thousands."""
+"""A peer without a good key is disconnected after this. Long enough for a busy host, or a viewer of thousands."""
 LISTENER_READS_BYTES: Final = 1024
-"""No command of a handshake is longer, nor is a subscription."""
+"""Longest message that a listener reads: more than any handshake command or subscription."""
 LISTENER_PATIENCE_S: Final = 30
-"""A viewer that is gone without a word is let go after this; one that only stands still comes back by itself."""
+"""A vanished viewer is dropped after this; one that was only suspended reconnects by itself."""
 LISTENER_PROBES: Final = 3
-"""By the kernel, in that time. Not by libzmq: it may abort the process over a heartbeat for somebody who has left while
-their messages wait for room.
+"""TCP keepalive probes in that time. Not ZeroMQ heartbeats: libzmq may abort the process over a heartbeat for a peer
+that has left while messages for it are queued.
 """
 VIEWER_PING_MS: Final = 2000
 VIEWER_PATIENCE_MS: Final = 6000
 CONNECT_MS: Final = 2000
-"""A host that was cut off is tried anew this often: left to itself TCP would wait for minutes after a minute's cut."""
+"""Timeout of a connection attempt. TCP's own backoff would wait for minutes after an outage of one minute."""
 
 
 def available() -> bool:
-    """Whether this libzmq can encrypt. Without it nothing listens on TCP."""
+    """Whether this libzmq supports CURVE. Without it nothing listens on TCP."""
     return bool(zmq.has("curve"))
 
 
 def new_keys() -> tuple[str, str]:
-    """A pair: public, secret."""
+    """A new key pair: public, secret."""
     public, secret = zmq.curve_keypair()
     return public.decode(), secret.decode()
 
 
 @lru_cache(maxsize=4)
 def public_of(secret_key: str) -> str:
-    """The public half. Raises `ValueError` for what is no key."""
+    """The public key of a secret key. Raises `ValueError` for an invalid key."""
     try:
         return zmq.curve_public(secret_key.encode()).decode()
     except (zmq.ZMQError, ValueError, KeyError):
@@ -53,7 +53,7 @@ def public_of(secret_key: str) -> str:
 
 
 def is_secret_key(text: str) -> bool:
-    """Whether it can be the secret half of a pair."""
+    """Whether the text is a valid secret key."""
     try:
         public_of(text)
     except ValueError:
@@ -62,7 +62,7 @@ def is_secret_key(text: str) -> bool:
 
 
 def listen_with(socket: zmq.Socket[bytes], secret_key: str) -> None:
-    """What the socket binds from now on speaks CURVE, and asks a `Gatekeeper` of the same context about every key."""
+    """Make later binds of the socket use CURVE, with a `Gatekeeper` of the same context admitting keys."""
     socket.setsockopt(zmq.CURVE_SECRETKEY, secret_key.encode())
     socket.setsockopt(zmq.CURVE_SERVER, 1)
     socket.setsockopt(zmq.ZAP_DOMAIN, DOMAIN)
@@ -76,7 +76,7 @@ def listen_with(socket: zmq.Socket[bytes], secret_key: str) -> None:
 
 
 def connect(socket: zmq.Socket[bytes], address: str, server_key: str, viewer_secret_key: str) -> None:
-    """Connect to who has this public key, as a viewer. Raises `ValueError` for keys that are none."""
+    """Connect as a viewer to the listener with this public key. Raises `ValueError` for invalid keys."""
     public_key = public_of(viewer_secret_key)
     try:
         socket.setsockopt(zmq.CURVE_SERVERKEY, server_key.encode())
@@ -88,36 +88,35 @@ def connect(socket: zmq.Socket[bytes], address: str, server_key: str, viewer_sec
     socket.setsockopt(zmq.HEARTBEAT_IVL, VIEWER_PING_MS)
     socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, VIEWER_PATIENCE_MS)
     socket.setsockopt(zmq.CONNECT_TIMEOUT, CONNECT_MS)
-    # IPv4 alone where that is what the address is: a host may have no IPv6 at all.
+    # Without IPv6 for a numeric IPv4 address: a host may have no IPv6 at all.
     socket.setsockopt(zmq.IPV6, int(re.fullmatch(r"tcp://[\d.]+:\d+", address) is None))
     socket.connect(address)
 
 
 def connect_here(socket: zmq.Socket[bytes], address: str) -> None:
-    """Connect to a socket file of this host: the directory that it is in says who may."""
-    socket.setsockopt(zmq.CURVE_SERVER, 0)  # which also means: no keys
+    """Connect to a Unix socket of this host, which the permissions of its directory protect."""
+    socket.setsockopt(zmq.CURVE_SERVER, 0)  # also clears the keys
     socket.setsockopt(zmq.HEARTBEAT_IVL, 0)
     socket.connect(address)
 
 
 class Gatekeeper:
-    """Answers libzmq's question about each key that is shown, in the thread that made it. Made before the first bind.
+    """ZAP handler that admits one viewer key. Created before the first bind, in the thread that answers.
 
-    Who does not know the listener's own public key does not even get as far as this.
+    A peer that does not know the listener's own public key is rejected by libzmq before it gets here.
     """
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], viewer_public_key: str) -> None:
-        """Let in who has the secret half of this key, and nobody else."""
         self.socket = context.socket(zmq.REP)
-        """Readable when somebody is at the door."""
+        """Readable when libzmq asks about a key."""
         self.socket.setsockopt(zmq.LINGER, 0)
         self.socket.bind(ZAP)
         self._known = z85.decode(viewer_public_key.encode())
         self.refused = 0
-        """Keys that were shown and are not the viewers'."""
+        """Requests with another key than the viewers'."""
 
     def answer(self, most: int) -> int:
-        """Answer at most so many; how many it were."""
+        """Answer at most `most` requests; returns their number."""
         for answered in range(most):
             try:
                 request = self.socket.recv_multipart(zmq.NOBLOCK)

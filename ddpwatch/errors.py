@@ -1,30 +1,19 @@
-"""What can go wrong in front of a user, each with its exit code.
-
-DdpwatchError          1   one clear line on stderr, never a traceback
-UsageError           2   an argument or a setting makes no sense
-RunDirRefused        1   the run directory is not private to this user, or cannot be used
-NoSuchRun            3   nothing of that name is running
-AccessRefused        1   the ranks of the run do not accept the ticket's key
-WireError            -   a frame could not be read; counted, never shown as an error
-BadFrame               malformed, or a value out of its range
-UnknownMessage         well-formed, of a kind this version does not know
-
-130 = interrupted by Ctrl-C, wherever that is pressed.
-"""
+"""Errors that a user may see, each with the exit code of its command."""
 
 from typing import Final
 
 INTERRUPTED: Final = 130
+"""Exit code after Ctrl-C."""
 
 
 class DdpwatchError(Exception):
-    """Base of everything a user may be shown. The text is one sentence that says what to do."""
+    """Base of all errors: shown as one line on stderr, without a traceback. The text says what to do."""
 
     exit_code = 1
 
 
 class UsageError(DdpwatchError):
-    """An argument or a setting makes no sense."""
+    """An argument or a setting is invalid."""
 
     exit_code = 2
 
@@ -40,11 +29,11 @@ class NoSuchRun(DdpwatchError):
 
 
 class AccessRefused(DdpwatchError):
-    """The ranks do not let this viewer in."""
+    """The ranks of the run do not accept the ticket's key."""
 
 
 class WireError(DdpwatchError):
-    """A frame from outside could not be used."""
+    """A frame could not be decoded. Counted, never shown as an error."""
 
 
 class BadFrame(WireError):
@@ -52,4 +41,4 @@ class BadFrame(WireError):
 
 
 class UnknownMessage(WireError):
-    """A frame is well-formed but of a kind that this version does not know."""
+    """A well-formed frame holds a message type that this version does not know."""

@@ -1,12 +1,12 @@
-"""Where runs leave their address on this host, shared by the agent (which writes) and the viewers (which read).
+"""The run directory: where the agent registers a run on this host, and where viewers find it.
 
     <base>/                 0700, ours: $DDPWATCH_RUN_DIR, else $XDG_RUNTIME_DIR/ddpwatch, else <tmp>/ddpwatch-<uid>
       <run id>/             one attempt of one job
-        run.json            0600, written whole and renamed into place: who the ranks are and where they listen
+        run.json            0600, replaced atomically: the ranks and where they listen
         <rank>.sock         the rank's ZeroMQ ipc socket
-        <rank>.words        what a rank that failed has said last
+        <rank>.words        the last message of a rank that failed
 
-A directory that belongs to somebody else, or that others may enter, is refused: its sockets could be anybody's.
+A directory that belongs to another user, or that others may enter, is refused: its sockets could be anybody's.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ RUN_FILE: Final = "run.json"
 WORDS_SUFFIX: Final = ".words"
 MAX_WORDS_BYTES: Final = 1 << 16
 MAX_RUN_FILE_BYTES: Final = 16 << 20
-# sun_path holds 108 bytes with its closing zero.
 MAX_SOCKET_PATH_BYTES: Final = 107
-# A directory without run.json this old belongs to a run that died before its ranks had met.
+"""`sun_path` holds 108 bytes, including the terminating zero."""
 SAME_START_S: Final = 0.1
-"""Processes of one number whose starts are so close to each other are the same."""
+"""Start times of one pid that differ by less are of the same process."""
 ORPHAN_AGE_S: Final = 600.0
+"""A directory of this age without run.json belongs to a run that died before its rendezvous."""
 
 
 class Endpoint(Struct, frozen=True):
@@ -48,24 +48,24 @@ class Endpoint(Struct, frozen=True):
     rank: Rank
     host: Name
     node: Name
-    """Tells hosts and pid namespaces apart, so that `pid` means something."""
+    """Host and pid namespace that `pid` belongs to, as `node_id` returns it."""
     pid: Count
     pid_created_s: float
-    """The process's start as `created_s` has it, which tells it from a later one with the same pid."""
+    """Start time of the process as `created_s` returns it: distinguishes it from a later one with the same pid."""
     address: Name
-    """Where viewers on its own node find it."""
+    """For viewers on its own node."""
     tcp_address: Name = ""
-    """Where those of other hosts do; empty = it does not listen on TCP."""
+    """For viewers on other hosts; empty = it does not listen on TCP."""
     server_key: Name = ""
-    """The public half of the pair it listens with, in Z85."""
+    """Its public CURVE key, in Z85."""
 
 
 class RelayPoint(Struct, frozen=True):
-    """Where a relay listens, through which all ranks of a run are heard."""
+    """Where a relay listens that forwards all ranks of a run."""
 
     tcp_address: Name
     server_key: Name
-    """The public half of the pair it listens with, in Z85."""
+    """Its public CURVE key, in Z85."""
 
 
 class RunFile(Struct, frozen=True):
@@ -75,20 +75,20 @@ class RunFile(Struct, frozen=True):
     id: Annotated[str, Meta(pattern=r"^[0-9a-f]{8,32}$")]
     name: Name
     job: Name
-    """The launcher's name for the job; equal for all its restarts."""
+    """The launcher's job id; equal for all restarts of the job."""
     attempt: Count
     world_size: Annotated[int, Meta(ge=1, lt=2**20)]
     started_unix_s: float
     endpoints: Annotated[list[Endpoint], Meta(max_length=2**20)]
     viewer_secret_key: Name = ""
-    """What admits a viewer over TCP, in Z85. Who has it may watch, and nothing else."""
+    """Secret CURVE key that admits a viewer over TCP, in Z85. It permits reading only."""
     relay: RelayPoint | None = None
-    """In the ticket of a relay: where to listen instead of at the ranks' own addresses. The key is then the relay's."""
+    """In a relay's ticket: where to connect instead of to the ranks. The viewer key is then the relay's."""
 
 
 @dataclass(frozen=True)
 class Garbage:
-    """Something in the run directory that is no run."""
+    """An entry of the run directory that is not a readable run."""
 
     path: Path
     reason: str
@@ -98,7 +98,7 @@ _decoder: Final = msgspec.json.Decoder(RunFile)
 
 
 def base_path() -> Path:
-    """The directory that holds this user's runs. Not created, not checked."""
+    """The run directory of this user. Neither created nor checked."""
     if chosen := os.environ.get("DDPWATCH_RUN_DIR"):
         return Path(chosen)
     if runtime := os.environ.get("XDG_RUNTIME_DIR"):
@@ -107,7 +107,7 @@ def base_path() -> Path:
 
 
 def ensure_base(base: Path) -> None:
-    """Create the run directory if it is missing; refuse it unless it is ours alone."""
+    """Create the run directory if it is missing, then `check_base` it."""
     try:
         base.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
@@ -116,7 +116,7 @@ def ensure_base(base: Path) -> None:
 
 
 def check_base(base: Path) -> None:
-    """Refuse a run directory that is a link, somebody else's, or open to others."""
+    """Refuse a run directory that is a link, another user's, or accessible to others."""
     try:
         found = base.lstat()
     except OSError as error:
@@ -134,7 +134,7 @@ def check_base(base: Path) -> None:
 
 
 def socket_path(base: Path, run_id: str, rank: int) -> Path:
-    """Where a rank's socket goes. Refuses a path that the kernel would cut."""
+    """Path of a rank's socket. Refuses a path that the kernel would truncate."""
     path = base / run_id / f"{rank}.sock"
     if len(os.fsencode(path)) > MAX_SOCKET_PATH_BYTES:
         raise RunDirRefused(f"the path {path} is too long for a socket; set DDPWATCH_RUN_DIR to a shorter one")
@@ -142,22 +142,19 @@ def socket_path(base: Path, run_id: str, rank: int) -> Path:
 
 
 def node_id() -> str:
-    """This host and pid namespace, as a short text that differs elsewhere."""
-    parts = [socket.gethostname()]
-    for source in ("/proc/sys/kernel/random/boot_id", "/proc/self/ns/pid"):
-        try:
-            parts.append(
-                str(Path(source).stat().st_ino) if source.endswith("pid") else Path(source).read_text().strip()[:8]
-            )
-        except OSError:
-            parts.append("-")
-    return "/".join(parts)[:200]
+    """Identifies this host, its boot and the pid namespace."""
+    boot = namespace = "-"
+    with contextlib.suppress(OSError):
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()[:8]
+    with contextlib.suppress(OSError):
+        namespace = str(Path("/proc/self/ns/pid").stat().st_ino)
+    return f"{socket.gethostname()}/{boot}/{namespace}"[:200]
 
 
 def created_s(pid: int) -> float | None:
-    """When a process of this node started, in seconds since boot; None if it has ended, reaped or not.
+    """Start time of a process of this node, in seconds since boot; None if it has ended, reaped or not.
 
-    Not as wall time: that moves when the clock is set, and a live run would look dead.
+    Not as wall time, which jumps when the clock is set: a live run would look dead.
     """
     try:
         return _created_s(pid)
@@ -167,36 +164,36 @@ def created_s(pid: int) -> float | None:
 
 def _created_s(pid: int) -> float | None:
     text = Path(f"/proc/{pid}/stat").read_bytes()
-    # From the third field on: the second is the program's name, which may hold anything, brackets too.
+    # Split after the second field, the program's name, which may hold anything, including parentheses.
     fields = text.rpartition(b")")[2].split()
     return None if fields[0] in (b"Z", b"X") else int(fields[19]) / os.sysconf("SC_CLK_TCK")
 
 
 def runs_here(node: str, pid: int, pid_created_s: float) -> bool:
-    """Whether that very process runs on this node."""
+    """Whether the process with this pid and start time runs on this node."""
     created = created_s(pid) if node == node_id() else None
     return created is not None and abs(created - pid_created_s) < SAME_START_S
 
 
 def alive(endpoint: Endpoint, node: str) -> bool:
-    """Whether the rank's process still runs. One on another node is believed to: it cannot be seen from here."""
+    """Whether the rank's process runs. One on another node cannot be checked and counts as running."""
     if endpoint.node != node:
         return True
     try:
         created = _created_s(endpoint.pid)
     except OSError as error:
-        # Who has no descriptor left to look with has not seen that it is gone.
+        # Out of file descriptors: that proves nothing about the process.
         return error.errno in {errno.EMFILE, errno.ENFILE}
     return created is not None and abs(created - endpoint.pid_created_s) < SAME_START_S
 
 
 def write(base: Path, run: RunFile) -> None:
-    """Put `run.json` in place, whole and private."""
+    """Write `run.json`."""
     write_private(base / run.id / RUN_FILE, run)
 
 
 def write_private(target: Path, run: RunFile) -> None:
-    """Write the run with its keys, for this user's eyes only, in place of what was there."""
+    """Atomically replace a file by the run with its keys, readable for this user only."""
     draft = target.with_name(f".{target.name}.{os.getpid()}")
     try:
         draft.unlink(missing_ok=True)
@@ -208,14 +205,14 @@ def write_private(target: Path, run: RunFile) -> None:
             draft.unlink(missing_ok=True)
         if error.errno is None:
             raise
-        # With the name of the file that is meant: nobody has heard of the draft.
+        # Name the target: the draft means nothing to a user.
         raise OSError(error.errno, error.strerror, str(target)) from error
 
 
 def leave(path: Path, last_words: bytes = b"") -> None:
-    """Take a rank's socket away, and the whole run with the last of them.
+    """Remove a rank's socket, and the directory of the run with the last socket.
 
-    `last_words` stay as long as the run does, for a viewer that comes too late to hear them.
+    `last_words`, the rank's last message, stays as long as the run does, for viewers that connect too late to get it.
     """
     with contextlib.suppress(OSError):
         if last_words:
@@ -223,7 +220,7 @@ def leave(path: Path, last_words: bytes = b"") -> None:
             with os.fdopen(os.open(words, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
                 file.write(last_words)
         path.unlink(missing_ok=True)
-        # Piece by piece and not as a tree: a rank that binds its socket just now keeps it, and the directory.
+        # File by file, not as a tree: a rank that binds its socket at this moment keeps it, and the directory.
         left = list(path.parent.iterdir())
         if not any(entry.suffix == ".sock" for entry in left):
             for entry in left:
@@ -234,7 +231,7 @@ def leave(path: Path, last_words: bytes = b"") -> None:
 
 
 def last_words(path: Path) -> bytes:
-    """What the rank that had this socket has left to be read; empty = nothing, or nothing that can be."""
+    """The last message that the rank with this socket left in a file; empty = none that can be read."""
     words = path.with_suffix(WORDS_SUFFIX)
     with contextlib.suppress(OSError):
         if stat.S_ISREG(words.lstat().st_mode):
@@ -244,8 +241,8 @@ def last_words(path: Path) -> bytes:
 
 
 def read(path: Path) -> RunFile:
-    """The run described by a `run.json`. Raises `ValueError` with the reason if it is none."""
-    # Opening a pipe that nobody writes to would wait for ever.
+    """Read a `run.json`. Raises `ValueError` with the reason if it is invalid."""
+    # Opening a pipe without a writer would block forever.
     if not stat.S_ISREG(path.lstat().st_mode):
         raise ValueError("is no regular file")
     with path.open("rb") as file:
@@ -264,27 +261,21 @@ def read(path: Path) -> RunFile:
 
 
 def scan(base: Path) -> tuple[list[RunFile], list[Garbage]]:
-    """All runs in the directory, newest first, and what else lies there. A missing directory holds nothing.
+    """All runs in the directory, newest first, and all other entries. Empty if there is no directory.
 
-    What vanishes while this looks was a run that ended, and is passed over.
+    Entries that vanish during the scan were runs that ended, and are skipped.
     """
-    runs: list[RunFile] = []
-    garbage: list[Garbage] = []
     if _missing(base):
-        return runs, garbage
+        return [], []
     check_base(base)
-    for entry in sorted(base.iterdir()):
-        found = _look(entry)
-        if isinstance(found, Garbage):
-            garbage.append(found)
-        elif found is not None:
-            runs.append(found)
+    found = [_scan_entry(entry) for entry in sorted(base.iterdir())]
+    runs = [run for run in found if isinstance(run, RunFile)]
     runs.sort(key=lambda run: run.started_unix_s, reverse=True)
-    return runs, garbage
+    return runs, [garbage for garbage in found if isinstance(garbage, Garbage)]
 
 
-def _look(entry: Path) -> RunFile | Garbage | None:
-    """The run in one entry of the run directory; None if it has not begun, or has just ended."""
+def _scan_entry(entry: Path) -> RunFile | Garbage | None:
+    """The run in one entry of the run directory; None if it is starting, or has just ended."""
     file = entry / RUN_FILE
     if entry.is_symlink() or not entry.is_dir():
         return None if _missing(entry) else Garbage(entry, "is no run directory")
@@ -298,7 +289,7 @@ def _look(entry: Path) -> RunFile | Garbage | None:
 
 
 def prune(base: Path) -> list[str]:
-    """Remove what runs left behind whose processes on this node are all gone, and say which."""
+    """Remove the directories of runs whose processes on this node have all ended; returns their names."""
     node = node_id()
     runs, garbage = scan(base)
     gone = [run.id for run in runs if _ended(base, run, node)]
@@ -309,9 +300,9 @@ def prune(base: Path) -> list[str]:
 
 
 def _ended(base: Path, run: RunFile, node: str) -> bool:
-    """Whether nobody lives in a run's directory any more.
+    """Whether no rank uses a run's directory.
 
-    Ranks of other nodes cannot be seen, but they have their sockets elsewhere, unless several nodes share `base`.
+    Ranks on other nodes cannot be checked, but their sockets are elsewhere, unless several nodes share `base`.
     """
     here = [endpoint for endpoint in run.endpoints if endpoint.node == node]
     if not here or any(alive(endpoint, node) for endpoint in here):
@@ -321,7 +312,7 @@ def _ended(base: Path, run: RunFile, node: str) -> bool:
 
 
 def _is_orphan(path: Path) -> bool:
-    """Whether a directory without run.json is what a dead run left: nothing in it but sockets and drafts."""
+    """Whether a directory without run.json was left by a dead run: it holds only sockets, words and drafts."""
     if path.is_symlink():
         return False
     try:

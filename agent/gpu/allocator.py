@@ -1,4 +1,4 @@
-"""What torch's allocator holds on each device, as its own counters say. Nothing is reset: the peak is the script's."""
+"""Memory of torch's CUDA allocator by device. Resets no counter: the peak is the script's."""
 
 from __future__ import annotations
 
@@ -24,28 +24,28 @@ class AllocatorStats:
 
 
 class TorchMemory:
-    """Looks at the end of a step, at most once a second; anybody may read what it leaves.
+    """Reads the counters at the end of a step, at most once a second; any thread may read the result.
 
-    On the training thread, because the counters stand behind the allocator's lock: another thread would wait for it
-    with Python's lock in its hands. Not while a CUDA graph is captured.
+    On the training thread, because the counters need the allocator's lock: another thread would wait for it while it
+    holds the GIL. Not while a CUDA graph is captured.
     """
 
     def __init__(self) -> None:
         self._indices: tuple[int, ...] = ()
-        # Never, until there is a device: the first comparison is all that a step on the CPU pays.
+        # Never, until there is a device: a step on the CPU pays for one comparison only.
         self._next_s = float("inf")
         self.held: dict[int, AllocatorStats] = {}
-        """By number of the device; replaced as a whole."""
+        """By device index; replaced as a whole."""
         self.why = "torch has not been asked yet"
-        """Why a device is not among them."""
+        """Why a device is not in `held`."""
 
     def watch(self, indices: Iterable[int]) -> None:
-        """Look at these devices from now on."""
+        """Read these devices from now on."""
         self._indices = tuple(indices)
         self._next_s = 0.0 if self._indices else float("inf")
 
     def after_step(self) -> None:
-        """The training thread has finished a step. Never raises."""
+        """Read the counters if it is time. Never raises."""
         now_s = monotonic()
         if now_s < self._next_s:
             return
@@ -53,7 +53,7 @@ class TorchMemory:
         try:
             if not torch.cuda.is_current_stream_capturing():
                 self.held = {index: _stats(torch.cuda.memory_stats_as_nested_dict(index)) for index in self._indices}
-        except Exception as error:  # noqa: BLE001 - an allocator of the script's own need not count
+        except Exception as error:  # noqa: BLE001 - a custom allocator need not count
             self._next_s = float("inf")
             self.held = {}
             self.why = f"torch's allocator does not tell ({type(error).__name__})"

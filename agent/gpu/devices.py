@@ -1,8 +1,7 @@
-"""Which of the driver's GPUs are this rank's."""
+"""Maps the CUDA devices of torch to GPUs and MIG instances of NVML."""
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -30,21 +29,16 @@ class TorchDevice:
 
     index: int
     uuid: str = ""
-    """Of the GPU; torch writes it without a prefix."""
+    """UUID of the GPU; torch writes it without a prefix."""
     bus_id: str = ""
     """`0000:1b:00`: domain, bus and device."""
     name: str = ""
     total_bytes: int = 0
 
-    @property
-    def label(self) -> str:
-        """As torch writes it."""
-        return f"cuda:{self.index}"
-
 
 @dataclass(frozen=True, slots=True)
 class Instance:
-    """A part of a GPU that CUDA takes for a whole one."""
+    """A MIG instance: a part of a GPU that CUDA treats as a device."""
 
     uuid: str
     gi: int = -1
@@ -53,7 +47,7 @@ class Instance:
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """A GPU as NVML knows it; all empty if it could not be asked."""
+    """A GPU as NVML knows it; all fields but `why` are empty if it could not be read."""
 
     uuid: str = ""
     bus_id: str = ""
@@ -65,16 +59,16 @@ class Card:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a device was found: number of the card, and of the MIG instance on it."""
+    """Index of a card, and of the MIG instance on it."""
 
     card: int
     instance: int | None = None
 
 
 def torch_devices(model: nn.Module) -> list[TorchDevice]:
-    """The CUDA devices that a model has parameters or buffers on. To be called on the training thread.
+    """The CUDA devices of a model's parameters and buffers.
 
-    From another one, torch might make a CUDA context while a graph is captured.
+    Call it on the training thread: from another one torch might create a CUDA context while a graph is captured.
     """
     tensors = [*model.parameters(), *model.buffers()]
     indices = dict.fromkeys(
@@ -85,64 +79,57 @@ def torch_devices(model: nn.Module) -> list[TorchDevice]:
 
 def _torch_device(index: int) -> TorchDevice:
     try:
-        reported: Any = torch.cuda.get_device_properties(index)
+        properties: Any = torch.cuda.get_device_properties(index)
     except Exception:  # noqa: BLE001 - torch may be of any version, and the driver in any state
         return TorchDevice(index)
-    # Each of these is newer than torch 2.4.
-    bus = [getattr(reported, f"pci_{part}_id", -1) for part in ("domain", "bus", "device")]
+    # torch 2.4 has none of these.
+    bus = [getattr(properties, f"pci_{part}_id", -1) for part in ("domain", "bus", "device")]
     return TorchDevice(
         index,
-        uuid=fit(str(getattr(reported, "uuid", ""))),
+        uuid=fit(str(getattr(properties, "uuid", ""))),
         bus_id="" if -1 in bus else "{:04x}:{:02x}:{:02x}".format(*bus),
-        name=fit(str(getattr(reported, "name", ""))),
-        total_bytes=int(getattr(reported, "total_memory", 0)),
+        name=fit(str(getattr(properties, "name", ""))),
+        total_bytes=int(getattr(properties, "total_memory", 0)),
     )
 
 
 def cards(nvml: Nvml) -> list[Card]:
     """All GPUs that the driver shows to this process."""
-    count = nvml.ask("nvmlDeviceGetCount")
-    return [] if isinstance(count, Absent) else [_card(nvml, index) for index in range(count)]
+    return [_card(nvml, index) for index in range(nvml.ask_or(0, "nvmlDeviceGetCount"))]
 
 
 def _card(nvml: Nvml, index: int) -> Card:
     handle = nvml.ask("nvmlDeviceGetHandleByIndex", index)
     if isinstance(handle, Absent):
         return Card(why=handle.why)
-    uuid, name, bus = (nvml.ask(f"nvmlDeviceGet{what}", handle) for what in ("UUID", "Name", "PciInfo"))
-    mode = nvml.ask("nvmlDeviceGetMigMode", handle)
-    is_mig = not isinstance(mode, Absent) and bool(mode[0])
+    bus = nvml.ask("nvmlDeviceGetPciInfo", handle)
+    is_mig = bool(nvml.ask_or((0,), "nvmlDeviceGetMigMode", handle)[0])
     return Card(
-        uuid="" if isinstance(uuid, Absent) else uuid,
+        uuid=nvml.ask_or("", "nvmlDeviceGetUUID", handle),
         bus_id="" if isinstance(bus, Absent) else f"{bus.domain:04x}:{bus.bus:02x}:{bus.device:02x}",
-        name="" if isinstance(name, Absent) else fit(name),
+        name=fit(nvml.ask_or("", "nvmlDeviceGetName", handle)),
         instances=tuple(_instance(nvml, each) for each in _instance_handles(nvml, handle)) if is_mig else (),
         is_mig=is_mig,
     )
 
 
 def _instance_handles(nvml: Nvml, handle: Any) -> list[Any]:
-    """Numbers of instances may have gaps, and the order does not change."""
-    most = nvml.ask("nvmlDeviceGetMaxMigDeviceCount", handle)
-    found = [
-        nvml.ask("nvmlDeviceGetMigDeviceHandleByIndex", handle, k)
-        for k in range(0 if isinstance(most, Absent) else most)
-    ]
+    """Handles of the MIG instances of a GPU, always in the same order. Their indices may have gaps."""
+    indices = range(nvml.ask_or(0, "nvmlDeviceGetMaxMigDeviceCount", handle))
+    found = [nvml.ask("nvmlDeviceGetMigDeviceHandleByIndex", handle, k) for k in indices]
     return [each for each in found if not isinstance(each, Absent)]
 
 
 def _instance(nvml: Nvml, handle: Any) -> Instance:
-    uuid = nvml.ask("nvmlDeviceGetUUID", handle)
-    gi, ci = nvml.ask("nvmlDeviceGetGpuInstanceId", handle), nvml.ask("nvmlDeviceGetComputeInstanceId", handle)
     return Instance(
-        uuid="" if isinstance(uuid, Absent) else uuid,
-        gi=-1 if isinstance(gi, Absent) else gi,
-        ci=-1 if isinstance(ci, Absent) else ci,
+        uuid=nvml.ask_or("", "nvmlDeviceGetUUID", handle),
+        gi=nvml.ask_or(-1, "nvmlDeviceGetGpuInstanceId", handle),
+        ci=nvml.ask_or(-1, "nvmlDeviceGetComputeInstanceId", handle),
     )
 
 
 def device_at(nvml: Nvml, place: Place) -> Device | Absent:
-    """What to ask for the figures of a place."""
+    """Handles of the device at a place."""
     handle = nvml.ask("nvmlDeviceGetHandleByIndex", place.card)
     if isinstance(handle, Absent):
         return handle
@@ -154,16 +141,11 @@ def device_at(nvml: Nvml, place: Place) -> Device | Absent:
     return Device(nvml, handle, instances[place.instance], is_mig=True)
 
 
-def visible_devices() -> tuple[str | None, str]:
-    """What the environment says about devices: those that are visible, and their order."""
-    return os.environ.get("CUDA_VISIBLE_DEVICES"), os.environ.get("CUDA_DEVICE_ORDER", "")
-
-
 def find(device: TorchDevice, known: Sequence[Card], visible: str | None, order: str) -> Place | str:
-    """Which card a device of torch is, or why that cannot be told.
+    """The place of a torch device, or the reason why it cannot be found. `visible` and `order` are CUDA's variables.
 
-    A MIG instance that is named comes first, because CUDA may give its GPU's identity instead of its own. Then the
-    UUID, the place on the bus, and at last the number, which says least.
+    A MIG instance that is named comes first, because CUDA may report its GPU's identity instead of its own. Then the
+    UUID, the bus id, and last the index, which is the least certain.
     """
     named = _entry(device.index, visible)
     if named.startswith(MIG):
@@ -185,13 +167,13 @@ def find(device: TorchDevice, known: Sequence[Card], visible: str | None, order:
 
 
 def _entry(index: int, visible: str | None) -> str:
-    """What is named for the device; CUDA does not read on after an entry that it does not know."""
+    """The entry of a device in CUDA_VISIBLE_DEVICES, or empty."""
     entries = [] if visible is None else [entry.strip() for entry in visible.split(",")]
     return entries[index] if index < len(entries) else ""
 
 
 def _find_instance(named: str, known: Sequence[Card]) -> Place | str:
-    """`MIG-<uuid>`, or as drivers before 470 have it, `MIG-GPU-<uuid>/<gi>/<ci>`."""
+    """Find `MIG-<uuid>`, or `MIG-GPU-<uuid>/<gi>/<ci>` as drivers before 470 write it."""
     gpu, _, numbers = named.removeprefix(MIG).partition("/")
     matches = [
         Place(k, j)
@@ -222,7 +204,7 @@ def _whole(k: int, known: Sequence[Card]) -> Place | str:
 
 
 def _unknown(known: Sequence[Card]) -> str:
-    """A card that could not be asked is probably the one that was looked for."""
+    """The reason of a card that could not be read, which is probably the one that was searched."""
     return next((card.why for card in known if card.why), UNKNOWN)
 
 

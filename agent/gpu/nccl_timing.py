@@ -1,8 +1,7 @@
-"""How long each step's all-reduces took, as torch's flight recorder tells: no hook, but asked for by the user.
+"""All-reduce times of each step from torch's flight recorder, if the user asks for them with `comm="timing"`.
 
-`duration_ms` stands in a record once NCCL's own events have been read by torch, some time after the step. It holds the
-wait for the other ranks, too. The all-reduces of one process group run one after another, so their sum is the time in
-which one was in flight.
+A record gets its `duration_ms` some time after the step, when torch has read NCCL's events. It includes the wait for
+other ranks. The all-reduces of one process group run one after another, so their sum is the time with one in flight.
 """
 
 from __future__ import annotations
@@ -13,36 +12,33 @@ import pickle
 import re
 from bisect import bisect_left
 from dataclasses import dataclass
-from math import prod
 from time import monotonic, perf_counter_ns, time_ns
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
 import torch.distributed as dist
 
+from ddpwatch.agent.process_groups import entry_bytes, entry_group
 from ddpwatch.wire import Comm
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from ddpwatch.wire import Step
 
-DTYPE_BYTES: Final = {
-    "Double": 8, "Long": 8, "ComplexFloat": 8, "Float": 4, "Int": 4, "Half": 2, "BFloat16": 2, "Short": 2,
-}  # fmt: skip
 EVERY_S: Final = 1.0
-SHARE: Final = 200
-"""Reading the whole recorder holds Python's lock; afterwards it is left alone for so many times as long."""
+REST_FACTOR: Final = 200
+"""Pause between two reads of the flight recorder, in durations of a read, because reading holds the GIL."""
 MAX_STEPS: Final = 600
 SETTLED_NS: Final = 2_000_000_000
-"""Torch marks a record as done a moment before it adds the duration."""
+"""Nanoseconds after which a retired record gets no duration; torch adds it a moment after it retires the record."""
 SAFE_TORCH: Final = (2, 8)
 NO_GLOO: Final = "gloo does not tell how long its operations take; comm='buckets' measures it."
 NO_NCCL: Final = "the model's process group is of {backend}, which does not tell how long its operations take."
 TOO_OLD: Final = "this torch cannot time NCCL's operations; it takes one that was built with NCCL."
 NO_RECORD: Final = "torch's flight recorder is off; set TORCH_NCCL_TRACE_BUFFER_SIZE=2000 before the training."
-# The recorder asks each event of an operation that is under way, and older torch frees them at the same time in its
-# watchdog's thread. With the cache they are never freed; it is on by default in newer ones.
+# The recorder queries the events of operations in flight, and older torch frees them at the same time in its watchdog's
+# thread. With the cache they are never freed; newer torch has it on by default.
 UNSAFE: Final = (
     "before torch 2.8 its flight recorder may only be read all the time with TORCH_NCCL_CUDA_EVENT_CACHE=1 "
     "(2.6 and newer); comm='buckets' works without."
@@ -51,92 +47,80 @@ UNSAFE: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """One all-reduce in the record."""
+    """One all-reduce in the flight recorder."""
 
     record: int
     created_unix_ns: int
     bytes: int
     duration_ns: int | None
-    """None = it has not ended, or nobody took its time."""
-    over: bool
-    """Torch is done with it, and adds nothing but the duration."""
+    """None = it has not ended, or was not timed."""
+    retired: bool
+    """Whether torch adds nothing but the duration."""
 
 
-def operations(dump: dict[str, Any], groups: Iterable[str]) -> list[Operation]:
-    """The all-reduces of some process groups in a dump of any torch since 2.4, in the order they were queued."""
-    wanted = set(groups)
+def operations(dump: dict[str, Any], group: str) -> list[Operation]:
+    """The all-reduces of a process group in a dump of any torch since 2.4, in the order they were queued."""
     found = []
     for entry in dump.get("entries", []):
-        group = entry.get("process_group") or ("",)
-        if str(group[0]) not in wanted or "all_reduce" not in str(entry.get("profiling_name", "")):
+        if entry_group(entry) != group or "all_reduce" not in str(entry.get("profiling_name", "")):
             continue
         duration_ms = entry.get("duration_ms")
         found.append(
             Operation(
                 record=int(entry.get("record_id") or 0),
                 created_unix_ns=int(entry.get("time_created_ns") or 0),
-                bytes=_bytes(entry),
+                bytes=entry_bytes(entry),
                 duration_ns=None if duration_ms is None else max(0, int(float(duration_ms) * 1e6)),
-                over=bool(entry.get("retired")),
+                retired=bool(entry.get("retired")),
             )
         )
     return sorted(found, key=lambda operation: operation.record)
 
 
-def _bytes(entry: dict[str, Any]) -> int:
-    sizes, dtypes = entry.get("input_sizes") or [], entry.get("input_dtypes") or []
-    return sum(
-        prod(size) * DTYPE_BYTES.get(str(dtypes[k]) if k < len(dtypes) else "", 1) for k, size in enumerate(sizes)
-    )
-
-
 @dataclass
 class NcclTimes:
-    """Asks the flight recorder about once a second, once it has been enabled. Lives in the agent's thread."""
+    """Reads the flight recorder about once a second after it was enabled. In the agent's thread."""
 
     dump: Callable[..., bytes] | None = None
-    groups: tuple[str, ...] = ()
-    """Names of the process groups that are timed; none = not enabled."""
+    group: str | None = None
+    """Name of the process group that is timed; None = not enabled."""
     _next_s: float = 0.0
     _reported: int = -1
-    """The last step that was told, or given up."""
+    """Index of the last step that was reported or given up."""
 
-    def enable(self, groups: Iterable[Any]) -> str:
-        """Let NCCL time these process groups from now on; empty, or why that cannot be done. On the training thread."""
+    def enable(self, group: Any) -> str:
+        """Let NCCL time a process group, on the training thread. Returns the reason if that is not possible."""
         self.dump = self.dump or getattr(getattr(torch._C, "_distributed_c10d", None), "_dump_nccl_trace", None)
-        chosen = list(groups)
-        for group in chosen:
-            kind = str(dist.get_backend(group))
-            if "nccl" not in kind:
-                return NO_GLOO if "gloo" in kind else NO_NCCL.format(backend=kind)
-        if self.dump is None or not all(hasattr(group, "_enable_collectives_timing") for group in chosen):
+        kind = str(dist.get_backend(group))
+        if "nccl" not in kind:
+            return NO_GLOO if "gloo" in kind else NO_NCCL.format(backend=kind)
+        if self.dump is None or not hasattr(group, "_enable_collectives_timing"):
             return TOO_OLD
         if why := _hindrance(os.environ, _release(torch.__version__)):
             return why
-        for group in chosen:
-            group._enable_collectives_timing()
+        group._enable_collectives_timing()
         world: Any = dist.distributed_c10d._world
-        self.groups = tuple(str(world.pg_names.get(group, "")) for group in chosen)
+        self.group = str(world.pg_names.get(group, ""))
         return ""
 
     def poll(self, steps: Sequence[Step]) -> list[Comm]:
-        """What has become known of these steps since the last time; empty if it is too early to ask again."""
+        """Times of these steps that have become known since the last call; empty if it is too early to read again."""
         began_s = monotonic()
-        if not self.groups or self.dump is None or began_s < self._next_s:
+        if self.group is None or self.dump is None or began_s < self._next_s:
             return []
         found: list[Operation] = []
-        with contextlib.suppress(Exception):  # a dump that cannot be had now may be had later
-            reported = pickle.loads(self.dump(True, False, False))  # noqa: S301 - from this process
-            found = operations(reported, self.groups)
+        with contextlib.suppress(Exception):  # a dump that fails may work later
+            dump = pickle.loads(self.dump(True, False, False))  # noqa: S301 - from this process
+            found = operations(dump, self.group)
         took_s = monotonic() - began_s
-        self._next_s = began_s + max(EVERY_S, SHARE * took_s)
+        self._next_s = began_s + max(EVERY_S, REST_FACTOR * took_s)
         return self.take(found, steps, time_ns() - perf_counter_ns())
 
     def take(self, found: Sequence[Operation], steps: Sequence[Step], unix_offset_ns: int) -> list[Comm]:
-        """The steps whose all-reduces are all over and timed. `unix_offset_ns` leads from the steps' clock to the
-        wall clock, which the record has.
+        """Times of the steps whose all-reduces have all ended, each once and in order.
 
-        A step is told once, in order. One that the record does not cover from its beginning is left out.
+        `unix_offset_ns` converts the steps' clock to the wall clock of the records. A step that the records do not
+        cover from its beginning is left out.
         """
         if not found:
             return []
@@ -151,7 +135,7 @@ class NcclTimes:
         for k, step in enumerate(recent):
             own = of_step.get(k, [])
             if not all(_settled(operation, found[-1]) for operation in own):
-                break  # and nothing after it: steps are told in order
+                break
             self._reported = step.index
             began_ns = ends_ns[k - 1] if k else ends_ns[k] - step.step_ns
             covered = found[0].created_unix_ns <= began_ns
@@ -164,11 +148,11 @@ class NcclTimes:
 def _settled(operation: Operation, latest: Operation) -> bool:
     if operation.duration_ns is not None:
         return True
-    return operation.over and latest.created_unix_ns - operation.created_unix_ns >= SETTLED_NS
+    return operation.retired and latest.created_unix_ns - operation.created_unix_ns >= SETTLED_NS
 
 
 def _hindrance(environment: Mapping[str, str], version: tuple[int, int]) -> str:
-    """What in the environment of the training forbids it."""
+    """The reason why the flight recorder cannot be used, by environment and torch version; empty = it can."""
     size = environment.get("TORCH_FR_BUFFER_SIZE") or environment.get("TORCH_NCCL_TRACE_BUFFER_SIZE")
     if size == "0" or (not size and version < (2, 6)):
         return NO_RECORD

@@ -1,8 +1,8 @@
-"""NVML, figure by figure: each is its value, or a reason in plain words why there is none.
+"""NVML readings: each figure is its value, or a reason in plain words why there is none.
 
-Knows nothing else of ddpwatch, so that `ddpwatch doctor` can run this very file where there is no torch: as a program
-it prints, in lines of JSON, what can be read on this machine. Every call may hang with the driver; callers have a
-thread or a process to lose.
+Imports nothing else of ddpwatch, so that `ddpwatch doctor` can run this file where there is no torch: as a program it
+prints, in lines of JSON, what can be read on this machine. Any call may hang in the driver, so callers use a thread or
+a process that they can afford to lose.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ REASONS: Final = {
     26: RETIRED,
     28: "the driver does not find this GPU",
 }
-"""By NVML's number of an error."""
+"""Reason by NVML error code."""
 THROTTLE: Final = (
     "gpu_idle", "applications_clocks_setting", "sw_power_cap", "hw_slowdown", "sync_boost", "sw_thermal_slowdown",
     "hw_thermal_slowdown", "hw_power_brake_slowdown", "display_clocks_setting", "board_limit", "reliability",
 )  # fmt: skip
-"""Why clocks are held down, by number of the bit, in the words of `nvidia-smi` and of NVML."""
+"""Clock throttle reasons by bit, as `nvidia-smi` and NVML name them."""
 NO_VALUE_32: Final = 2**32 - 1
 MAX_VALUE: Final = 2**62
 MEMORY_V2: Final = 0x02000028
@@ -62,16 +62,16 @@ NVLINK_SENT: Final = 138
 NVLINK_RECEIVED: Final = 139
 ALL_LINKS: Final = 2**32 - 1
 XID: Final = 8
-"""The bit of events that tell of an error."""
+"""Event type of Xid errors."""
 
 
 @dataclass(frozen=True, slots=True)
 class Absent:
-    """Why something could not be read."""
+    """The reason why something could not be read."""
 
     why: str
     code: int = 0
-    """NVML's number of the error."""
+    """NVML error code."""
 
     @property
     def lost(self) -> bool:
@@ -80,17 +80,18 @@ class Absent:
 
 
 Values: TypeAlias = "tuple[int, ...] | Absent"
+Reader: TypeAlias = "Callable[[Device], Values]"
 
 
 class Nvml:
-    """The library, initialised. Use and close it in the thread that opened it."""
+    """The initialized library. Use and close it in the thread that opened it."""
 
     def __init__(self, library: Any) -> None:
         self._library = library
         self._processes_fit: bool | None = None
 
     def ask(self, function: str, *args: Any) -> Any:
-        """Call a function of pynvml; `Absent` if there is no such function, or it fails."""
+        """Call a function of pynvml; `Absent` if it does not exist or fails."""
         call = getattr(self._library, function, None)
         if call is None:
             return Absent(OLD_PYNVML)
@@ -101,41 +102,43 @@ class Nvml:
         except (UnicodeDecodeError, ValueError) as error:
             return Absent(f"the driver's answer cannot be read ({type(error).__name__})")
 
-    def ask_first(self, *questions: tuple[Any, ...]) -> Any:
-        """The answer to the first of some questions that both pynvml and the driver know."""
+    def ask_or(self, default: Any, function: str, *args: Any) -> Any:
+        """Call a function of pynvml; the default if that is not possible."""
+        answer = self.ask(function, *args)
+        return default if isinstance(answer, Absent) else answer
+
+    def ask_first(self, *calls: tuple[Any, ...]) -> Any:
+        """The result of the first call that both pynvml and the driver support."""
         answer: Any = Absent(TOO_OLD)
-        for question in questions:
-            answer = self.ask(*question)
+        for call in calls:
+            answer = self.ask(*call)
             if not isinstance(answer, Absent) or answer.why not in (TOO_OLD, OLD_PYNVML, RETIRED):
                 break
         return answer
 
     def processes_fit(self) -> bool:
-        """Whether pynvml and the driver mean the same by the list of processes.
+        """Whether pynvml and the driver have the same layout of the process list.
 
-        Early drivers 535 told one number more of each process, as did pynvml of that time. Each with another of the
-        other's makes numbers that look right and are not.
+        Early drivers 535 had one more number per process, as did pynvml of that time. A mismatch gives numbers that
+        look right and are wrong.
         """
         if self._processes_fit is None:
-            reported = getattr(self._library, "c_nvmlProcessInfo_t", None)
-            wide = any(name == "usedGpuCcProtectedMemory" for name, *_ in getattr(reported, "_fields_", ()))
-            early = self.has("nvmlDeviceGetConfComputeMemSizeInfo") and not self.has(
-                "nvmlDeviceGetRunningProcessDetailList"
-            )
-            self._processes_fit = wide == early
+            struct = getattr(self._library, "c_nvmlProcessInfo_t", None)
+            wide = any(name == "usedGpuCcProtectedMemory" for name, *_ in getattr(struct, "_fields_", ()))
+            newer = self._has("nvmlDeviceGetRunningProcessDetailList")
+            self._processes_fit = wide == (self._has("nvmlDeviceGetConfComputeMemSizeInfo") and not newer)
         return self._processes_fit
 
-    def has(self, symbol: str) -> bool:
-        """Whether the driver's library has a function."""
+    def _has(self, symbol: str) -> bool:
         return not isinstance(self.ask("_nvmlGetFunctionPointer", symbol), Absent)
 
     def close(self) -> None:
-        """Give NVML back; another user of it in this process goes on."""
+        """Release NVML; other users of it in this process are not affected."""
         self.ask("nvmlShutdown")
 
 
 def open_nvml() -> Nvml | Absent:
-    """Load and initialise NVML, or say why that cannot be done."""
+    """Load and initialize NVML, or return the reason why that is not possible."""
     try:
         import pynvml
     except ImportError:
@@ -151,28 +154,40 @@ def _reason(code: int) -> Absent:
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """A GPU to ask; `instance` is what has memory and processes of its own: a MIG instance, or the GPU itself."""
+    """Handles of a GPU; `instance` has the memory and the processes: a MIG instance, or the GPU itself."""
 
     nvml: Nvml
     gpu: Any
     instance: Any
     is_mig: bool = False
 
-    def number(self, function: str, *args: Any) -> Values:
-        """One figure of 32 bits, which are all set where the driver has none."""
-        return _number(self.nvml.ask(function, self.gpu, *args))
 
-
-def _number(value: Any) -> Values:
-    return value if isinstance(value, Absent) else _sound(int(value), below=NO_VALUE_32)
+def _number(value: Any, below: int = NO_VALUE_32) -> Values:
+    """One figure; the driver sets all 32 bits if it has none."""
+    return value if isinstance(value, Absent) else _sound(int(value), below=below)
 
 
 def _sound(*values: int, below: int = MAX_VALUE) -> Values:
     return values if all(0 <= value < below for value in values) else Absent(NOT_REPORTED)
 
 
+def _ask_each(device: Device, function: str, *arguments: tuple[int, ...], below: int = NO_VALUE_32) -> Values:
+    """The figures of one function for several arguments, or the first failure."""
+    found: tuple[int, ...] = ()
+    for args in arguments:
+        value = _number(device.nvml.ask(function, device.gpu, *args), below)
+        if isinstance(value, Absent):
+            return value
+        found += value
+    return found
+
+
+def _single(function: str, *args: int) -> Reader:
+    return lambda device: _ask_each(device, function, args)
+
+
 def utilization(device: Device) -> Values:
-    """Percent of the time in which a kernel ran, and in which memory was read or written."""
+    """Percent of time in which a kernel ran, and in which memory was read or written."""
     if device.is_mig:
         return Absent(NOT_OF_MIG)
     rates = device.nvml.ask("nvmlDeviceGetUtilizationRates", device.gpu)
@@ -180,55 +195,22 @@ def utilization(device: Device) -> Values:
 
 
 def memory(device: Device) -> Values:
-    """Bytes used and in all. What the driver keeps for itself is not counted as used, except by an old one."""
+    """Bytes used and in total. Only old drivers count what they reserve for themselves as used."""
     function = "nvmlDeviceGetMemoryInfo"
     info = device.nvml.ask_first((function, device.instance, MEMORY_V2), (function, device.instance))
     return info if isinstance(info, Absent) else _sound(int(info.used), int(info.total))
 
 
 def temperature(device: Device) -> Values:
-    """Degrees Celsius. The first question is answered by all drivers so far, and is to be replaced by the second."""
+    """Degrees Celsius. All drivers so far have the first function; NVIDIA plans to replace it by the second."""
     names = "nvmlDeviceGetTemperature", "nvmlDeviceGetTemperatureV"
     return _number(device.nvml.ask_first(*((name, device.gpu, CORE) for name in names)))
 
 
-def power(device: Device) -> Values:
-    """Milliwatts."""
-    return device.number("nvmlDeviceGetPowerUsage")
-
-
-def power_limit(device: Device) -> Values:
-    """Milliwatts that the driver allows."""
-    return device.number("nvmlDeviceGetEnforcedPowerLimit")
-
-
-def sm_clock(device: Device) -> Values:
-    """MHz."""
-    return device.number("nvmlDeviceGetClockInfo", SM)
-
-
-def memory_clock(device: Device) -> Values:
-    """MHz."""
-    return device.number("nvmlDeviceGetClockInfo", MEMORY)
-
-
-def sm_clock_limit(device: Device) -> Values:
-    """MHz."""
-    return device.number("nvmlDeviceGetMaxClockInfo", SM)
-
-
-def memory_clock_limit(device: Device) -> Values:
-    """MHz."""
-    return device.number("nvmlDeviceGetMaxClockInfo", MEMORY)
-
-
 def pcie(device: Device) -> Values:
-    """Bytes a second sent and received. The driver looks at the bus for 20 ms, twice."""
-    sent = device.number("nvmlDeviceGetPcieThroughput", SENT)
-    received = sent if isinstance(sent, Absent) else device.number("nvmlDeviceGetPcieThroughput", RECEIVED)
-    if isinstance(sent, Absent) or isinstance(received, Absent):
-        return received
-    return sent[0] * 1024, received[0] * 1024
+    """Bytes per second sent and received. The driver samples the bus for 20 ms, twice."""
+    rates = _ask_each(device, "nvmlDeviceGetPcieThroughput", (SENT,), (RECEIVED,))
+    return rates if isinstance(rates, Absent) else tuple(rate * 1024 for rate in rates)
 
 
 def nvlink(device: Device) -> Values:
@@ -242,18 +224,13 @@ def nvlink(device: Device) -> Values:
 
 
 def ecc(device: Device) -> Values:
-    """Errors of the memory since the driver was loaded: corrected ones, and others."""
-    counts = []
-    for kind in (CORRECTED, UNCORRECTED):
-        count = device.nvml.ask("nvmlDeviceGetTotalEccErrors", device.gpu, kind, SINCE_LOADED)
-        if isinstance(count, Absent):
-            return count
-        counts.append(int(count))
-    return _sound(*counts)
+    """Memory errors since the driver was loaded, corrected and uncorrected."""
+    kinds = (CORRECTED, SINCE_LOADED), (UNCORRECTED, SINCE_LOADED)
+    return _ask_each(device, "nvmlDeviceGetTotalEccErrors", *kinds, below=MAX_VALUE)
 
 
 def throttle(device: Device) -> list[str] | Absent:
-    """Why clocks are held down; none = they are not. Before driver 535 the question had another name."""
+    """Reasons for throttled clocks, if any. Before driver 535 the function had another name."""
     bits = device.nvml.ask_first(
         ("nvmlDeviceGetCurrentClocksEventReasons", device.gpu),
         ("nvmlDeviceGetCurrentClocksThrottleReasons", device.gpu),
@@ -262,7 +239,7 @@ def throttle(device: Device) -> list[str] | Absent:
 
 
 def processes(device: Device) -> list[tuple[int, int | None]] | Absent:
-    """Processes that compute there, with their bytes."""
+    """Compute processes on the device, with their bytes."""
     if not device.nvml.processes_fit():
         return Absent(MISFIT)
     found = device.nvml.ask_first(
@@ -274,22 +251,22 @@ def processes(device: Device) -> list[tuple[int, int | None]] | Absent:
     return [(int(one.pid), None if one.usedGpuMemory is None else int(one.usedGpuMemory)) for one in found]
 
 
-MOVING: Final[tuple[tuple[tuple[str, ...], Callable[[Device], Values]], ...]] = (
+MOVING: Final[tuple[tuple[tuple[str, ...], Reader], ...]] = (
     (("util_percent", "memory_util_percent"), utilization),
     (("used_bytes", "total_bytes"), memory),
     (("temperature_c",), temperature),
-    (("power_mw",), power),
-    (("sm_mhz",), sm_clock),
-    (("memory_mhz",), memory_clock),
+    (("power_mw",), _single("nvmlDeviceGetPowerUsage")),
+    (("sm_mhz",), _single("nvmlDeviceGetClockInfo", SM)),
+    (("memory_mhz",), _single("nvmlDeviceGetClockInfo", MEMORY)),
     (("ecc_corrected", "ecc_uncorrected"), ecc),
 )
-"""Figures to read every time, by their names on the wire."""
-STEADY: Final[tuple[tuple[tuple[str, ...], Callable[[Device], Values]], ...]] = (
-    (("power_limit_mw",), power_limit),
-    (("sm_max_mhz",), sm_clock_limit),
-    (("memory_max_mhz",), memory_clock_limit),
+"""Readers of the figures that change, with their names on the wire."""
+STEADY: Final[tuple[tuple[tuple[str, ...], Reader], ...]] = (
+    (("power_limit_mw",), _single("nvmlDeviceGetEnforcedPowerLimit")),
+    (("sm_max_mhz",), _single("nvmlDeviceGetMaxClockInfo", SM)),
+    (("memory_max_mhz",), _single("nvmlDeviceGetMaxClockInfo", MEMORY)),
 )
-"""Figures that hardly ever change."""
+"""Readers of the figures that hardly ever change."""
 PCIE: Final = ("pcie_tx_bytes_s", "pcie_rx_bytes_s")
 NVLINK: Final = ("nvlink_tx_bytes_s", "nvlink_rx_bytes_s")
 FIGURES: Final = (
@@ -299,11 +276,11 @@ FIGURES: Final = (
     "throttle",
     "processes",
 )
-"""All that NVML is asked for."""
+"""Names of all figures that NVML is asked for."""
 
 
 def readable(device: Device) -> dict[str, str]:
-    """By name of each figure why it cannot be read; empty = it can."""
+    """Reason by name of each figure why it cannot be read; empty = it can."""
     found: dict[str, str] = {}
     for names, read in (*MOVING, *STEADY, (PCIE, pcie), (NVLINK, nvlink)):
         values = read(device)
@@ -317,30 +294,29 @@ def readable(device: Device) -> dict[str, str]:
 
 
 def main() -> None:
-    """Print what can be read here: the driver first, then a line for each GPU."""
+    """Print what can be read here: the driver first, then one line per GPU."""
     nvml = open_nvml()
     if isinstance(nvml, Absent):
         _print({"why": nvml.why})
         return
-    driver, count = nvml.ask("nvmlSystemGetDriverVersion"), nvml.ask("nvmlDeviceGetCount")
+    driver, count = nvml.ask_or("", "nvmlSystemGetDriverVersion"), nvml.ask("nvmlDeviceGetCount")
     if isinstance(count, Absent):
         _print({"why": count.why})
         return
-    _print({"driver": "" if isinstance(driver, Absent) else driver, "gpus": count})
+    _print({"driver": driver, "gpus": count})
     for index in range(count):
         handle = nvml.ask("nvmlDeviceGetHandleByIndex", index)
         if isinstance(handle, Absent):
             _print({"gpu": index, "name": "", "figures": dict.fromkeys(FIGURES, handle.why)})
             continue
-        name = nvml.ask("nvmlDeviceGetName", handle)
-        mig = nvml.ask("nvmlDeviceGetMigMode", handle)
-        device = Device(nvml, handle, handle, is_mig=not isinstance(mig, Absent) and bool(mig[0]))
-        _print({"gpu": index, "name": "" if isinstance(name, Absent) else name, "figures": readable(device)})
+        is_mig = bool(nvml.ask_or((0,), "nvmlDeviceGetMigMode", handle)[0])
+        name = nvml.ask_or("", "nvmlDeviceGetName", handle)
+        _print({"gpu": index, "name": name, "figures": readable(Device(nvml, handle, handle, is_mig=is_mig))})
     nvml.close()
 
 
 def _print(line: dict[str, Any]) -> None:
-    # At once: whoever waits gives up on a driver that hangs, and knows what came before.
+    # Flushed at once, so that a reader that gives up on a hanging driver has what came before.
     sys.stdout.write(json.dumps(line) + "\n")
     sys.stdout.flush()
 

@@ -1,4 +1,4 @@
-"""Errors that the driver tells as they happen. Waiting for them blocks, so they have a thread."""
+"""Xid errors of the driver, received as NVML events. Waiting for them blocks, so it has a thread."""
 
 from __future__ import annotations
 
@@ -11,40 +11,39 @@ from ddpwatch.agent.gpu.nvml import TIMEOUT, XID, Absent, Nvml, open_nvml
 from ddpwatch.wire import MAX_XIDS
 
 WHOLE_GPU: Final = 2**32 - 1
-"""In place of the number of a MIG instance."""
+"""Id of the GPU instance in errors that concern the whole GPU."""
 MAX_KEPT: Final = 8 * MAX_XIDS
-"""Of one card, of which others may use other instances."""
-# Events of ECC errors are not asked for: the counters tell the same.
+"""Errors kept per card; other processes may use other instances of it."""
 WAIT_MS: Final = 500
-PATIENCE: Final = 20
-"""So many waits may fail one after the other; a lost GPU lets them fail for all."""
+MAX_FAILURES: Final = 20
+"""Waits that may fail in succession; a lost GPU makes them fail for all cards."""
 
 
-class XidWatch(threading.Thread):
-    """Hears the Xid errors of some cards, for as long as it is let."""
+class XidListener(threading.Thread):
+    """Collects the Xid errors of some cards until stopped. ECC errors are not events here: they have counters."""
 
     def __init__(self, cards: tuple[int, ...]) -> None:
         super().__init__(name="ddpwatch-xid", daemon=True)
         self._cards = cards
         self._ending = threading.Event()
         self._xids: dict[int, deque[tuple[int, int]]] = {card: deque(maxlen=MAX_KEPT) for card in cards}
-        """By number of the card, its errors and the GPU instances they are of, the latest last."""
+        """By index of the card, pairs of error and GPU instance, newest last."""
         self.why: dict[int, str] = {}
-        """By number of a card, why nothing will be heard of it."""
+        """By index of a card, the reason why its errors cannot be received."""
 
     def of(self, card: int, instance: int | None) -> list[int]:
-        """The errors of a card, the latest last; of a GPU instance of it those that are not of another one."""
+        """The errors of a card, newest last, without those of other GPU instances if one is given."""
         found = [code for code, where in tuple(self._xids[card]) if instance is None or where in (instance, WHOLE_GPU)]
         return found[-MAX_XIDS:]
 
     def stop(self) -> None:
-        """End within the time of one wait; nobody needs to wait for that."""
+        """End within the time of one wait, without waiting for it."""
         self._ending.set()
 
     def run(self) -> None:
         """Listen until stopped."""
         try:
-            # Its own door to NVML: the sampler may leave while this one is still inside.
+            # Its own handle of NVML: the sampler may close while this thread is inside a call.
             nvml = open_nvml()
             if isinstance(nvml, Absent):
                 self.give_up(nvml.why)
@@ -56,15 +55,15 @@ class XidWatch(threading.Thread):
                 self._listen(nvml, events, self._register(nvml, events))
                 nvml.ask("nvmlEventSetFree", events)
             nvml.close()
-        except Exception as error:  # noqa: BLE001 - all else of the GPU is still told
+        except Exception as error:  # noqa: BLE001 - other figures of the GPU are still read
             self.give_up(f"listening failed: {type(error).__name__}")
 
     def give_up(self, why: str) -> None:
-        """Nothing more will be heard."""
+        """Record why no more errors will be received."""
         self.why = dict.fromkeys(self._cards, why)
 
     def _register(self, nvml: Nvml, events: Any) -> dict[int | None, int]:
-        """By address of a handle, the card that it is; an event names its GPU by that."""
+        """Register for events: the card by address of its handle, which is how an event names its GPU."""
         found: dict[int | None, int] = {}
         why: dict[int, str] = {}
         for card in self._cards:
@@ -88,7 +87,7 @@ class XidWatch(threading.Thread):
                     self._xids[card].append((int(event.eventData), int(event.gpuInstanceId)))
             elif event.code == TIMEOUT:
                 failures = 0
-            elif failures < PATIENCE:
+            elif failures < MAX_FAILURES:
                 failures += 1
                 self._ending.wait(WAIT_MS / 1000)
             else:

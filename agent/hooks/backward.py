@@ -1,8 +1,8 @@
-"""The backward pass, and the communication it could not hide.
+"""Backward hooks: stamp the backward pass, and the exposed communication after it.
 
-DDP queues its finalisation, where it waits for the all-reduces, on the autograd engine near the end of backward.
-A callback queued at the first output gradient stands before it in the queue, so it runs when local computing has
-ended and DDP has not yet begun to wait; a callback queued from there runs after DDP's wait.
+DDP queues its finalization, which waits for the all-reduces, on the autograd engine near the end of backward. A
+callback queued at the first output gradient runs before it, when local computation has ended; a callback queued from
+that one runs after DDP's wait.
 """
 
 from __future__ import annotations
@@ -33,39 +33,39 @@ NO_STEPS: Final = (
 
 
 class BackwardHooks:
-    """Follows backward passes that start from the outputs it was shown. Changes no gradient: its hooks return None."""
+    """Stamps backward passes that start from watched outputs. Its hooks return None, so no gradient changes."""
 
     def __init__(self, recorder: Recorder, timer: BucketTimer) -> None:
         self.switch = recorder.switch
         self._recorder = recorder
         self._timer = timer
         self._under_way = False
-        # Every hook is entered through `guarded`, whose function is one and the same code.
+        # With what it calls: all guarded hooks share one code object, that of `guarded`.
         run_as_python(BackwardHooks._began, with_all_it_calls=True)
         run_as_python(BackwardHooks._gradient_arrived)
 
     def forward_began(self) -> None:
-        """A new forward pass: a backward pass that never ended (an error in it) is over."""
+        """Begin a forward pass: an earlier backward pass that raised is over."""
         self._under_way = False
 
     def watch(self, output: Any) -> bool:
-        """Be told when the first gradient arrives at this output; False if no tensor in it takes one."""
+        """Hook the first gradient of an output; False if no tensor in it takes one."""
         found = False
-        # The walk costs more than the hook: most models return one tensor.
+        # Most models return one tensor, and searching costs more than the hook.
         for tensor in (output,) if isinstance(output, Tensor) else tensors(output):
-            # A parameter handed out as it is would keep the hook for ever, and one more with every step.
+            # A parameter that is returned unchanged would keep the hook forever, and one more with every step.
             if not tensor.is_leaf:
                 _on_gradient(tensor, self._gradient_arrived)
                 found = True
         return found
 
     def probe(self, output: Any, arrived: Callable[[Tensor], None]) -> None:
-        """Be told once a gradient comes back to this output, without counting it as a backward pass."""
+        """Call `arrived` when a gradient reaches this output, without counting a backward pass."""
         for tensor in tensors(output):
             if not tensor.is_leaf:
                 _on_gradient(tensor, arrived)
 
-    # Marked, because saving an output would warn of a hook that the user does not know.
+    # Marked, because saving an output would warn of a hook that is not the user's.
     @unserializable_hook  # type: ignore[untyped-decorator]  # torch does not type it
     def _gradient_arrived(self, _gradient: Tensor) -> None:
         if not self._under_way:
@@ -81,10 +81,10 @@ class BackwardHooks:
         self._timer.backward_began()
         Variable._execution_engine.queue_callback(self._computed)
 
-    # Callbacks of the engine run under the streams that were current where backward() was called, on autograd's thread
-    # too, and after these have been made to wait for the streams of the gradients (GraphTask::exec_post_processing).
-    # So an event recorded here stands behind all of local backward, and one in `_finished` behind the all-reduces that
-    # DDP's callback between the two has made the stream wait for: the gap is the communication left exposed.
+    # Engine callbacks run under the streams that were current at backward(), even on autograd's thread, and after these
+    # wait for the streams of the gradients (GraphTask::exec_post_processing). So an event recorded here follows all of
+    # local backward, and one in `_finished` follows the all-reduces that DDP's callback between the two has made the
+    # stream wait for: the gap is exposed communication.
     @guarded
     def _computed(self) -> None:
         self._recorder.clock.switch(SYNC)
@@ -98,9 +98,9 @@ class BackwardHooks:
 
 
 def _on_gradient(tensor: Tensor, hook: Callable[[Tensor], None]) -> None:
-    """What `tensor.register_hook` does, without the handle that nobody would use: a fifth of the time.
+    """`tensor.register_hook` without the unused handle, which takes a fifth of the time.
 
-    The key is no number that torch gives out, so a hook of the user's finds its own place beside it.
+    Torch never uses the key -1, so hooks of the user do not collide with it.
     """
     if tensor._backward_hooks is not None or type(tensor) is not Tensor:
         tensor.register_hook(hook)  # type: ignore[no-untyped-call]  # torch does not type it

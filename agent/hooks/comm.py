@@ -1,7 +1,7 @@
-"""DDP's communication hooks: the user's own, which is timed and otherwise left alone, or ddpwatch's, which is
-registered only on request (`comm="buckets"`). Without either there are no bucket times.
+"""DDP communication hooks: time when each gradient bucket was ready, and when its all-reduce ended.
 
-When each gradient bucket of a backward pass was ready, and when its all-reduce had ended.
+The user's hook is wrapped with timing and otherwise unchanged; ddpwatch's own all-reduce hook is registered only on
+request (`comm="buckets"`). Without either there are no bucket times.
 """
 
 from __future__ import annotations
@@ -35,63 +35,59 @@ class BucketTimer:
         self.switch = recorder.switch
         self._recorder = recorder
         self._began_ns = 0
-        # [bytes, ready, done]: lists, because the end is filled in by another thread.
+        # [bytes, ready, done] as lists, because another thread fills in the end.
         self._buckets: list[list[int]] = []
         self._unseen = False
-        """Whether the end of one of them cannot be seen."""
+        """Whether the end of some bucket cannot be observed."""
 
     def backward_began(self) -> None:
-        """Forget what an earlier, unfinished pass left."""
+        """Discard the buckets of an earlier, unfinished pass."""
         self._began_ns = perf_counter_ns()
         self._buckets = []
         self._unseen = False
 
     @guarded
     def ready(self, buffer: Tensor) -> list[int] | None:
-        """A bucket goes out now; the entry to `stamp` when it has come back, if that can be seen."""
+        """Record a bucket that is being sent; the entry to `stamp` at its end, if that can be observed."""
         if len(self._buckets) >= MAX_BUCKETS:
             return None
         entry = [buffer.nbytes, perf_counter_ns(), 0]
         self._buckets.append(entry)
-        # On a GPU the future completes when the work is queued, which says nothing about its end.
+        # On a GPU the future completes when the work is queued, not when it ends.
         if buffer.is_cpu:
             return entry
         self._unseen = True
         return None
 
     def backward_ended(self) -> None:
-        """DDP has waited for all of them: what has no end yet ended just now."""
+        """Add up the buckets. DDP has waited for all of them: one without an end has ended just now."""
         if not self._buckets:
             return
         now_ns = perf_counter_ns()
         buckets, self._buckets = self._buckets, []
         busy_ns = end_ns = comm_bytes = 0
-        # They go out one after the other, so they are in order: their union is one sweep.
+        # Buckets are sent in order, so one sweep gives the union of their intervals.
         for entry in buckets:
             size, ready_ns, done_ns = entry
-            # Viewers are told that its end was not seen; here DDP has waited for it, so it was busy until now at most.
             done_ns = done_ns or now_ns
             comm_bytes += size
             if done_ns > end_ns:
                 busy_ns += done_ns - max(ready_ns, end_ns)
                 end_ns = done_ns
         recorder = self._recorder
-        # The host's time of work on a GPU would be compared with a `sync` by the GPU's clock.
+        # For GPU work the host's times would not match `sync`, which is measured by the GPU's clock.
         recorder.busy_ns += 0 if self._unseen else busy_ns
         recorder.comm_bytes += comm_bytes
         if recorder.want_buckets:
-            recorder.event("buckets", buckets=self._described(buckets))
-
-    def _described(self, buckets: list[list[int]]) -> list[Bucket]:
-        began_ns = self._began_ns
-        return [
-            Bucket(index=index, bytes=size, ready_ns=max(0, ready_ns - began_ns), done_ns=max(0, done_ns - began_ns))
-            for index, (size, ready_ns, done_ns) in enumerate(buckets)
-        ]
+            began_ns = self._began_ns
+            described = [
+                Bucket(index, size, ready_ns=max(0, ready_ns - began_ns), done_ns=max(0, done_ns - began_ns))
+                for index, (size, ready_ns, done_ns) in enumerate(buckets)
+            ]
+            recorder.event("buckets", buckets=described)
 
 
-def stamp(entry: list[int]) -> None:
-    """The bucket of this entry has come back."""
+def _stamp(entry: list[int]) -> None:
     entry[2] = perf_counter_ns()
 
 
@@ -99,10 +95,10 @@ OWN: Final = "_ddpwatch_times_itself"
 
 
 class CommHookRegistry:
-    """Every communication hook that is registered after ddpwatch was imported, so that `install` finds it timed.
+    """Wraps `register_comm_hook`, so that hooks registered after the import of ddpwatch are timed.
 
-    torch allows one hook a model, never lets go of it, and takes it before `install` is called; so the method that
-    registers it is wrapped at import. Until an agent is installed the wrapper only passes calls through.
+    torch allows one hook per model, which cannot be removed and is registered before `install`; so the method is
+    wrapped at import. Until an agent is installed, the wrapper only passes calls through.
     """
 
     def __init__(self) -> None:
@@ -116,7 +112,7 @@ class CommHookRegistry:
         ]
 
     def kind(self, ddp: nn.Module) -> str:
-        """`own`, `timed` (the user's), `untimed` (registered before the import, or built in) or nothing."""
+        """The model's hook: `own`, `timed` (the user's), `untimed` (built in or registered earlier) or empty."""
         if ddp in self._own:
             return "own"
         if ddp in self._timed:
@@ -124,7 +120,7 @@ class CommHookRegistry:
         return "untimed" if ddp in self._built_in or ddp._comm_hooks else ""
 
     def own_hook(self, ddp: nn.Module) -> bool:
-        """Register ddpwatch's own all-reduce hook; False if the model has one that nobody told of."""
+        """Register ddpwatch's own all-reduce hook; False if the model has an unknown hook."""
         register: Any = ddp.register_comm_hook
         comm_hooks: Any = ddp._comm_hooks
         before = len(comm_hooks)
@@ -133,21 +129,21 @@ class CommHookRegistry:
         except RuntimeError:
             return False
         finally:
-            # What stands in this list is written by torch.save; ours must not be.
+            # torch.save writes this list; our hook must not be in it.
             del comm_hooks[before:]
         self._own.add(ddp)
         return True
 
     def _around_register(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def register_comm_hook(ddp: nn.Module, state: object, hook: Any) -> Any:
-            # Ours has its stamps inside; torch refuses what has no name, in its own words.
+            # Our own hook stamps by itself; one without a name is refused by torch.
             if not hasattr(hook, "__qualname__") or hasattr(hook, OWN):
                 return original(ddp, state, hook)
             timed = self._timing(hook)
             try:
                 result = original(ddp, state, timed)
             finally:
-                # DDP keeps the Python object for inspection and pickling, a refused one too: it should be the user's.
+                # DDP keeps the object for inspection and pickling, even a refused one: it should be the user's.
                 comm_hooks: Any = ddp._comm_hooks
                 if comm_hooks and comm_hooks[-1][0] is timed:
                     comm_hooks[-1] = (hook, state)
@@ -165,7 +161,7 @@ class CommHookRegistry:
         return register_built_in
 
     def _timing(self, hook: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-        """The hook with a stamp before it and one at the end of its future, which is passed on untouched."""
+        """Wrap a hook with a stamp before it and one at the end of its future, which is returned unchanged."""
 
         @functools.wraps(hook)
         def timed(state: Any, bucket: Any) -> Any:
@@ -174,33 +170,34 @@ class CommHookRegistry:
             entry = timer.ready(bucket.buffer()) if timer is not None and hasattr(bucket, "buffer") else None
             future = hook(state, bucket)
             if entry is not None and isinstance(future, torch.futures.Future):
-                future.add_done_callback(lambda _future: stamp(entry))
+                future.add_done_callback(lambda _future: _stamp(entry))
             return future
 
         return timed
 
     def _allreduce_hook(self, group: Any) -> Callable[[Any, Any], Any]:
-        """Average a bucket as DDP does without a hook: scale first, then sum. Bit for bit the same result, except with
-        `gradient_as_bucket_view=True` and `zero_grad(set_to_none=False)`, where DDP divides instead.
+        """An all-reduce hook that averages as DDP does without one: scale first, then sum.
 
-        Holds the group and not the model: torch never lets go of a hook, and a cycle would keep the model alive.
+        The result is the same bit by bit, except with `gradient_as_bucket_view=True` and
+        `zero_grad(set_to_none=False)`, where DDP divides instead. It holds the group and not the model, because torch
+        never frees a hook and a cycle would keep the model alive.
         """
-        ways: dict[tuple[torch.device, torch.dtype], tuple[Any, Any]] = {}
+        prepared: dict[tuple[torch.device, torch.dtype], tuple[Any, Any]] = {}
 
-        # Without annotations: DDP reads those of a hook, and refuses them as the text they are in this file.
+        # Without annotations: DDP checks those of a hook, and refuses them as strings, which they are in this file.
         def allreduce_hook(_state, bucket):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
             buffer = bucket.buffer()
             timer = self.timer
             entry = timer.ready(buffer) if timer is not None else None
             kind = (buffer.device, buffer.dtype)
-            if kind not in ways:
-                ways[kind] = _backend_and_factor(group, *kind)
-            backend, scale = ways[kind]
+            if kind not in prepared:
+                prepared[kind] = _backend_and_factor(group, *kind)
+            backend, scale = prepared[kind]
 
             def finished(future: Any) -> Any:
                 if entry is not None:
-                    stamp(entry)
-                # Asked for, not assumed: a failed all-reduce raises here, and DDP must hear of it.
+                    _stamp(entry)
+                # A failed all-reduce raises here, and DDP must get the error.
                 return future.value()[0]
 
             buffer.mul_(scale)
@@ -211,10 +208,10 @@ class CommHookRegistry:
 
 
 def _backend_and_factor(group: Any, device: torch.device, dtype: torch.dtype) -> tuple[Any, Any]:
-    """The backend and the factor for buckets of one kind, in their cheapest form.
+    """The backend and the scale factor for buckets of one device and type, in their cheapest form.
 
-    The backend asked directly answers in half the time that the group's dispatcher takes, and a tensor as the factor
-    saves two thirds of a multiplication; but in a narrow type it would be rounded where a plain number is not.
+    Calling the backend directly takes half the time of the group's dispatcher, and a tensor as the factor saves two
+    thirds of a multiplication; but in a narrow type a tensor would be rounded where a Python float is not.
     """
     factor = 1.0 / group.size()
     wide = device.type == "cpu" and dtype in (torch.float32, torch.float64)

@@ -1,4 +1,4 @@
-"""Waiting for data: `next()` on a DataLoader's iterator, and what can be told about its sampler."""
+"""DataLoader hooks: time `next()` on its iterator, and describe its sampler at each pass."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     from ddpwatch.agent.step_recorder import Recorder
 
 MAX_COUNT: Final = 2**62
-"""What goes onto the wire as a count."""
+"""Upper limit of a `wire.Count`."""
 
 
 class LoaderHooks:
-    """Counts the training thread's waits for its DataLoader as `data`; leaves out evaluation and other threads."""
+    """Counts the training thread's waits for its DataLoader as `data`; ignores evaluation and other threads."""
 
     def __init__(self, recorder: Recorder, forward: ForwardHooks) -> None:
         self.switch = recorder.switch
@@ -36,7 +36,7 @@ class LoaderHooks:
         self._patch = Patch(_BaseDataLoaderIter, "__next__", self._around_next)
 
     def remove(self) -> None:
-        """Give the DataLoader its own method back."""
+        """Restore the DataLoader's method."""
         self._patch.undo()
 
     def _around_next(self, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -46,7 +46,7 @@ class LoaderHooks:
             try:
                 batch = original(iterator)
             except BaseException:
-                # StopIteration at the end of an epoch, or the user's own error: in both cases the wait is over.
+                # StopIteration at the end of an epoch, or the user's error: the wait is over in both cases.
                 self._after_next(None)
                 raise
             self._after_next(batch)
@@ -56,7 +56,7 @@ class LoaderHooks:
 
     @guarded
     def _before_next(self, iterator: Any) -> bool:
-        # Until a model has run, the thread that installed the agent is taken for the one that trains.
+        # Until a model has run, the thread that installed the agent counts as the training thread.
         trainer = self._forward.thread_id or self._recorder.thread
         if trainer != get_ident() or not self._forward.training():
             return False
@@ -102,12 +102,12 @@ class LoaderHooks:
         try:
             passes = self._passes.get(index_sampler, 0)
             self._passes[index_sampler] = passes + 1
-        except Exception:  # noqa: BLE001 - a plain list of batches has neither hash nor weak reference
+        except Exception:  # noqa: BLE001 - a plain list of batches has neither a hash nor weak references
             return 0
         return passes
 
 
-# A sampler is often the user's own class: whatever it answers or raises, it is no error of ddpwatch's.
+# A sampler is often the user's class: whatever it returns or raises is not an error of ddpwatch.
 
 
 def _ask(owner: Any, name: str) -> Any:

@@ -1,4 +1,4 @@
-"""The forward pass of the watched models, and the communication DDP does before it."""
+"""Forward hooks: stamp the forward pass of watched models, and DDP's communication before it."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 
 
 class ForwardHooks:
-    """Wraps DDP's two seams around the inner forward, and the call of each root that is no DDP module itself.
+    """Wraps DDP's `_pre_forward` and `_post_forward`, and `__call__` of each root that is not a DDP module itself.
 
-    The wrappers sit on classes, so a model can be copied and saved as if they were not there. Inlined into a compiled
-    region they vanish (`is_compiling` is a constant to the compiler), so they break no graph.
+    The wrappers sit on classes, so that models can be copied and saved without them. In a compiled region they vanish
+    (`is_compiling` is a constant to the compiler), so they break no graph.
     """
 
     def __init__(self, recorder: Recorder, backward: BackwardHooks) -> None:
@@ -40,16 +40,16 @@ class ForwardHooks:
         self._roots = WeakIdSet()
         self._ddps = WeakIdSet()
         self.models: list[weakref.ref[nn.Module]] = []
-        """The user's own modules: inside each DDP, or the root where there is none."""
+        """The user's modules: inside each DDP module, or the root if there is none."""
         self._in_root = False
         self._in_ddp = False
         self._probing = False
         self._trains_in_eval = False
         self._blind = False
         self.thread_id: int | None = None
-        """The thread that trains: the one that last ran a watched model."""
+        """The training thread: the one that last ran a watched model."""
         self.on_first: list[Callable[[nn.Module], None]] = []
-        """Called with each model in its first training forward; with a DDP module after DDP's own set-up."""
+        """Called with each model in its first training forward; for a DDP module after DDP's own set-up."""
         self._patches = [
             Patch(DistributedDataParallel, "_pre_forward", self._around_pre_forward),
             Patch(DistributedDataParallel, "_post_forward", self._around_post_forward),
@@ -58,7 +58,7 @@ class ForwardHooks:
         self._started = WeakIdSet()
 
     def watch(self, root: nn.Module) -> None:
-        """Follow this model, and every DDP module in it."""
+        """Watch this model, and every DDP module in it."""
         ddps = [module for module in root.modules() if isinstance(module, DistributedDataParallel)]
         for ddp in ddps:
             self._ddps.add(ddp)
@@ -72,12 +72,12 @@ class ForwardHooks:
             self._patches.append(Patch(owner, "__call__", self._around_call, compiled=True))
 
     def remove(self) -> None:
-        """Take every wrapper away."""
+        """Remove every wrapper."""
         for patch in self._patches:
             patch.undo()
 
     def training(self) -> bool:
-        """Whether what runs now is training: gradients are on, and a watched model is in training mode."""
+        """Whether training is running: gradients are enabled, and a watched model is in training mode."""
         if not torch.is_grad_enabled():
             return False
         return self._trains_in_eval or any(
@@ -125,11 +125,11 @@ class ForwardHooks:
     @guarded
     def _ddp_entered(self, ddp: nn.Module, inputs: Any, kwargs: Any) -> bool:
         if id(ddp) not in self._ddps.ids:
-            # A model that was installed first and wrapped in DDP afterwards.
+            # The model was wrapped in DDP after `install`.
             if id(ddp.module) not in self._roots.ids:
                 return False
             self._ddps.add(ddp)
-        # Still set if the forward pass before this one raised.
+        # Still set if the previous forward pass raised.
         self._in_ddp = False
         if not self._in_root and not self._is_training_call(ddp):
             return False
@@ -178,13 +178,13 @@ class ForwardHooks:
         self._recorder.clock.switch(OTHER)
 
     def _is_training_call(self, model: nn.Module) -> bool:
-        """Whether this call is training; evaluation is `other`, and the step is marked as having some."""
+        """Whether this call is training; evaluation counts as `other` and sets a flag of the step."""
         if torch._C._is_tracing():
-            return False  # in torch.jit.trace even a size is a tensor, and reading it a warning
+            return False  # in torch.jit.trace even a size is a tensor, and reading it warns
         if torch.is_grad_enabled() and (model.training or self._trains_in_eval):
             return True
         self._recorder.flags |= EVALUATED
-        # With frozen layers some train in eval mode: the first gradient to come back tells them from evaluation.
+        # Some train with frozen layers in eval mode: a gradient that comes back distinguishes this from evaluation.
         self._probing = torch.is_grad_enabled()
         return False
 

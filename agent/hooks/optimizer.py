@@ -1,6 +1,6 @@
-"""The optimizer: its phase, and the end of the step.
+"""Optimizer hooks: stamp the optimizer phase, and end the step.
 
-A GAN steps two optimizers in one iteration and a sharded optimizer steps another inside its own step; still each
+A GAN steps two optimizers in one iteration, and a sharded optimizer steps another inside its own step; still each
 iteration is one step. So one optimizer leads, and only the end of its step ends ours.
 """
 
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 
 
 class OptimizerHooks:
-    """Follows every `optimizer.step()` of the process, through torch's global hooks, and `GradScaler.step`.
+    """Follows every `optimizer.step()` of the process through torch's global hooks, and `GradScaler.step`.
 
-    Who leads: the optimizer named to `install`, else the first one seen that holds parameters of a watched model,
+    The leader is the optimizer passed to `install`, else the first one seen that holds parameters of a watched model,
     else the first one seen. Another takes over when it has stepped twice and the leader has not.
     """
 
@@ -48,7 +48,7 @@ class OptimizerHooks:
         """Optimizers that have stepped inside the open step."""
         self._phase_before = OTHER
         self.manual = False
-        """The script calls `agent.step()` itself: optimizers end no step any more."""
+        """Whether the script calls `agent.step()` itself, so that optimizers end no step."""
         self._ended_steps = 0
 
         def before(optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
@@ -65,12 +65,12 @@ class OptimizerHooks:
         self._patch = Patch(GradScaler, "step", self._around_scaler)
 
     def lead(self, optimizer: Optimizer) -> None:
-        """The end of this optimizer's step is the end of a step, whatever others do."""
+        """Make this optimizer the leader for good."""
         self._leader = weakref.ref(optimizer)
         self._named = True
 
     def remove(self) -> None:
-        """Take the hooks away. Not from inside a hook: torch would be walking the list."""
+        """Remove the hooks. Not from inside a hook: torch would be iterating over the list."""
         for handle in self._handles:
             handle.remove()
         self._patch.undo()
@@ -83,7 +83,7 @@ class OptimizerHooks:
         elif this != self._open and this not in self._nested:
             self._nested.add(this)
             return
-        # One that steps inside the same open step a second time is not inside it: that step raised and never ended.
+        # An optimizer that steps twice inside the same open step is not nested: that step raised and never ended.
         self._open = this
         self._nested.clear()
         self._recorder.rest = OPTIMIZER
@@ -95,7 +95,7 @@ class OptimizerHooks:
             return
         self._open = None
         self._recorder.rest = OTHER
-        # An optimizer fused into backward steps in the middle of it; afterwards it is backward again.
+        # An optimizer fused into backward steps in the middle of it; backward continues afterwards.
         self._recorder.clock.switch(self._phase_before)
         self._ended_steps += 1
         if not self.manual and self._leads(optimizer):
@@ -143,7 +143,7 @@ class OptimizerHooks:
 
     @guarded
     def _skipped(self, optimizer: Optimizer) -> None:
-        """The scaler found inf or nan and did not step the optimizer: the step is over all the same."""
+        """End the step although the scaler found inf or nan and skipped the optimizer."""
         if not self.manual and self._leads(optimizer):
             self._recorder.close_step(skipped=True)
         else:

@@ -1,7 +1,7 @@
-"""Every threshold of every rule, by name, with its unit and its default.
+"""Every threshold that decides a finding, with its unit and its default, grouped by rule.
 
-The rules read these and nothing else, so that what a user may tune and what is judged by are the same thing. In a
-file the groups are tables of their rule's name: `[straggler]` `share = 0.03`.
+Lowercase fields can be set by users, and their docstrings are shown by `ddpwatch rules`; in TOML a group is a table of
+its rule's name: `[straggler]` `share = 0.03`. Uppercase attributes, and the groups after `Limits`, are fixed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Steps: TypeAlias = Annotated[int, Meta(ge=1, le=500)]
 Seconds: TypeAlias = Annotated[float, Meta(ge=0.1, le=86_400)]
 Bytes: TypeAlias = Annotated[int, Meta(ge=1, le=2**50)]
 Readings: TypeAlias = Annotated[int, Meta(ge=2, le=100)]
-"""Of a GPU, one a second."""
+"""Number of GPU readings, which come once a second."""
 
 
 class _Group(Struct, frozen=True, forbid_unknown_fields=True, rename="kebab"):
@@ -33,7 +33,7 @@ class _Group(Struct, frozen=True, forbid_unknown_fields=True, rename="kebab"):
 
 
 class JudgeLimits(_Group, frozen=True):
-    """When steps are judged, for all rules alike."""
+    """When rules are evaluated, for all of them alike."""
 
     warmup_steps: Steps = 10
     """First steps of a run that are never judged: bucket building, compiling, caches."""
@@ -61,7 +61,7 @@ class JudgeLimits(_Group, frozen=True):
 
 
 class StragglerLimits(_Group, frozen=True):
-    """A rank whose own work takes longer than that of the others."""
+    """A rank or host is slower in its own work than the others."""
 
     share: Share = 0.05
     """Own work beyond that of the others that counts, as a part of the step."""
@@ -121,7 +121,7 @@ class StragglerLimits(_Group, frozen=True):
 
 
 class CommShareLimits(_Group, frozen=True):
-    """Too much of the step goes into communication that is not hidden."""
+    """Communication that is not overlapped takes too much of the step."""
 
     share: Share = 0.10
     """All-reduce share of the step, waiting included; more opens the alert."""
@@ -134,7 +134,7 @@ class CommShareLimits(_Group, frozen=True):
 
 
 class SlowLinkLimits(_Group, frozen=True):
-    """The wire takes longer than it used to for the same bytes."""
+    """The wire takes longer than earlier for the same bytes."""
 
     factor: Factor = 1.5
     """Wire time against its own earlier steady state."""
@@ -162,7 +162,7 @@ class DataBoundLimits(_Group, frozen=True):
 
 
 class SlowdownLimits(_Group, frozen=True):
-    """The whole job has become slower than it was."""
+    """The whole job is slower than earlier."""
 
     factor: Factor = 1.10
     """Work and wire of all ranks against their own earlier steady state."""
@@ -205,7 +205,7 @@ class SameDataLimits(_Group, frozen=True):
 
 
 class DriftLimits(_Group, frozen=True):
-    """The replicas are no longer equal."""
+    """The replicas differ."""
 
     linger_steps: Steps = 500
     """Closed after so many steps with equal checksums."""
@@ -215,7 +215,7 @@ class DriftLimits(_Group, frozen=True):
 
 
 class MemoryLimits(_Group, frozen=True):
-    """Memory of a rank keeps growing."""
+    """Memory of a rank, or of its GPU, keeps growing."""
 
     growth_bytes: Bytes = 256 << 20
     """Growth of the resident memory over the samples kept."""
@@ -273,7 +273,7 @@ class GpuThrottleLimits(_Group, frozen=True):
 
 
 class GpuErrorLimits(_Group, frozen=True):
-    """The driver tells of an error of a GPU."""
+    """The driver reports an error of a GPU."""
 
     linger_s: Seconds = 86_400.0
     """Never closed while the rank lives: what has failed once is looked at by somebody."""
@@ -283,7 +283,7 @@ class GpuErrorLimits(_Group, frozen=True):
 
 
 class GpuIdleLimits(_Group, frozen=True):
-    """A GPU has little to do while its rank trains."""
+    """A GPU is idle while its rank trains."""
 
     util_part: Fraction = 0.30
     """Utilisation below this part on average, and in the last reading."""
@@ -301,7 +301,7 @@ class GpuIdleLimits(_Group, frozen=True):
 
 
 class RankLostLimits(_Group, frozen=True):
-    """A rank has fallen silent."""
+    """A rank ended, or fell silent, without a last message."""
 
     silent_s: Seconds = 5.0
     """No sign of life for so long."""
@@ -341,7 +341,7 @@ class RankFailedLimits(_Group, frozen=True):
 
 
 class StallLimits(_Group, frozen=True):
-    """Ranks wait in a collective for one that has not arrived."""
+    """Ranks wait in a collective for a rank that has not joined it."""
 
     least_s: Seconds = 1.0
     """A wait that is shorter is never abnormal."""
@@ -369,7 +369,7 @@ class StallLimits(_Group, frozen=True):
 
 
 class DesyncLimits(_Group, frozen=True):
-    """Ranks wait in different operations for each other. When a wait is abnormal is said by `stall`."""
+    """Ranks wait for each other in different operations; `stall` decides when a wait is abnormal."""
 
     linger_s: Seconds = 2.0
     """Closed so long after the ranks go on."""
@@ -390,7 +390,7 @@ class TimeoutLimits(_Group, frozen=True):
 
 
 class LossyLimits(_Group, frozen=True):
-    """Something that was measured did not arrive, or could not be believed."""
+    """Measurements were lost, or are implausible."""
 
     linger_s: Seconds = 60.0
     """Closed after so long without a new loss."""
@@ -402,7 +402,7 @@ class LossyLimits(_Group, frozen=True):
 
 
 class Limits(_Group, frozen=True):
-    """All of them."""
+    """All groups that users can set."""
 
     judge: JudgeLimits = JudgeLimits()
     straggler: StragglerLimits = StragglerLimits()
@@ -557,7 +557,7 @@ class VerdictLimits:
 
 
 def limits_from(table: dict[str, Any], where: str) -> Limits:
-    """The limits with what the table changes. Raises `UsageError` that names the key and where it was read."""
+    """Defaults with the changes of a table. Raises `UsageError` with the key and with where it was read."""
     try:
         return msgspec.convert(table, Limits)
     except msgspec.ValidationError as error:
@@ -567,18 +567,18 @@ def limits_from(table: dict[str, Any], where: str) -> Limits:
 
 
 def changed(limits: Limits) -> dict[str, dict[str, float]]:
-    """By group and key as users write them, the limits that are not those of this version."""
-    usual: dict[str, dict[str, float]] = msgspec.to_builtins(DEFAULTS)
+    """Limits that differ from the defaults of this version, by group and key as users write them."""
+    defaults: dict[str, dict[str, float]] = msgspec.to_builtins(DEFAULTS)
     found: dict[str, dict[str, float]] = {}
     for group, keys in msgspec.to_builtins(limits).items():
         for key, value in keys.items():
-            if value != usual[group][key]:
+            if value != defaults[group][key]:
                 found.setdefault(group, {})[key] = value
     return found
 
 
 def described(limits: Limits, group: str) -> list[dict[str, Any]]:
-    """The limits of one group: key, value as set, and what it means."""
+    """Key, value and docstring of each limit of a group."""
     found = getattr(limits, group.replace("-", "_"))
     texts = _texts(type(found).__name__)
     return [
@@ -588,7 +588,7 @@ def described(limits: Limits, group: str) -> list[dict[str, Any]]:
 
 
 def _texts(kind: str) -> dict[str, str]:
-    """The docstrings of a group's fields. Python keeps none at run time; the source has them."""
+    """Docstrings of a group's fields, from the source: Python keeps none at run time."""
     tree = ast.parse(inspect.getsource(sys.modules[__name__]))
     body = next(node.body for node in tree.body if isinstance(node, ast.ClassDef) and node.name == kind)
     return {
@@ -603,7 +603,7 @@ def _texts(kind: str) -> dict[str, str]:
 
 
 def _plain(what: str) -> str:
-    """The validator's sentence in this project's words."""
+    """The validator's message for users."""
     if what.startswith("Object contains unknown field"):
         known = what.rpartition(" ")[2].strip("`")
         return f"there is no limit {known}"

@@ -1,4 +1,4 @@
-"""A run and the judgement on it, fed by one road: frames and ticks in, state and alerts out."""
+"""One run from frame to alert: applies frames and ticks to the state and evaluates the rules when they are due."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from ddpwatch.core.metrics.figures import measure
 from ddpwatch.core.state.run import MANY_RANKS
 
 MAX_SUSPECTS: Final = 8
+"""Maximum number of ranks of one alert whose stacks are requested."""
 ONSET_STEPS: Final = 10
-"""A slow rank is found about so many steps after it has become slow."""
+"""A straggler is detected about this number of steps after it became slow."""
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -26,53 +27,50 @@ if TYPE_CHECKING:
 
 
 class Monitor:
-    """What every front end shows. Has no clock: time comes in with frames and ticks."""
+    """State and alerts of a run, for every front end. Reads no clock: time arrives with frames and ticks."""
 
     def __init__(
         self, state: RunState, limits: Limits = DEFAULTS, engine: RuleEngine | RecordedAlerts | None = None
     ) -> None:
-        """Watch a run from what is known of it so far; judge it by `limits`, or have `engine` do it."""
+        """Evaluate with `limits`, or leave that to `engine`."""
         self.state = state
         self._engine = engine or RuleEngine(limits)
         self._staleness_due_ns = 0
 
     @property
     def limits(self) -> Limits:
-        """What it is judged by."""
+        """Thresholds in use."""
         return self._engine.limits
 
     @property
     def book(self) -> AlertBook:
-        """The alerts."""
+        """All alerts."""
         return self._engine.book
 
     def between_rules(self, between: Callable[[], None]) -> None:
-        """Call this between rules: see `RuleEngine.between`."""
+        """Call `between` between rules: see `RuleEngine.between`."""
         if isinstance(self._engine, RuleEngine):
             self._engine.between = between
 
     @property
     def behind(self) -> bool:
-        """Whether more can be judged at once, by a tick."""
+        """Whether another tick at once would evaluate more."""
         return self._engine.behind
 
     @property
     def caught_up(self) -> bool:
-        """Whether all that there was when watching began has been judged."""
+        """Whether everything received before watching began has been evaluated."""
         return self._engine.caught_up
 
     @property
     def suspects(self) -> frozenset[int]:
-        """Ranks whose stack should be asked for: those that others wait for."""
-        ranks: set[int] = set()
-        for alert in self.book.open.values():
-            if is_suspect(alert.finding):
-                ranks.update(alert.finding.ranks[:MAX_SUSPECTS])
-        return frozenset(ranks)
+        """Ranks that others wait for: their stacks should be requested."""
+        findings = [alert.finding for alert in self.book.open.values() if is_suspect(alert.finding)]
+        return frozenset(rank for finding in findings for rank in finding.ranks[:MAX_SUSPECTS])
 
     def figures(self, upto: int | None = None) -> Figures | None:
-        """The figures over the last steps, or those up to one. Where a rank has become slow meanwhile, over the steps
-        since then: medians that reach further back would show it as fast as the others.
+        """Figures over the last steps, or those up to `upto`; if a straggler was found, over the steps since its onset
+        only, because longer medians would hide it.
         """
         alerts = self.book.open.values() if upto is None else self.book.at(upto)
         found = [alert.since.step for alert in alerts if alert.finding.rule == rules.STRAGGLER]
@@ -80,40 +78,40 @@ class Monitor:
         return measure(self.state, upto, since=max(began, default=0))
 
     def ingest(self, payload: bytes | memoryview, now_ns: int) -> int | None:
-        """A frame has come. Returns the rank that it claims to be of; None = it claims none."""
+        """Apply a frame. Returns the rank that it claims, or None."""
         rank = self.state.ingest(payload, now_ns)
         if self.state.now_ns >= self._engine.due_ns:
             self._evaluate()
         return rank
 
-    def ingest_all(self, reported: Sequence[tuple[bytes | memoryview, int]]) -> list[int | None]:
-        """Many frames have come, each with its time, in order. Judged is at the very moments at which it would be, had
-        they come one by one.
+    def ingest_all(self, frames: Sequence[tuple[bytes | memoryview, int]]) -> list[int | None]:
+        """Apply many frames, each with its time, in order. The rules are evaluated at the same times as for single
+        frames.
         """
         ranks: list[int | None] = []
         done = 0
-        while done < len(reported):
+        while done < len(frames):
             due_ns = self._engine.due_ns
-            upto = len(reported)
-            if reported[-1][1] >= due_ns:
-                upto = next((at + 1 for at in range(done, upto) if reported[at][1] >= due_ns), upto)
-            ranks += self.state.ingest_all(reported[done:upto])
+            upto = len(frames)
+            if frames[-1][1] >= due_ns:
+                upto = next((at + 1 for at in range(done, upto) if frames[at][1] >= due_ns), upto)
+            ranks += self.state.ingest_all(frames[done:upto])
             done = upto
             if self.state.now_ns >= due_ns:
                 self._evaluate()
         return ranks
 
     def tick(self, now_ns: int, viewer_stall_ns: int = 0) -> None:
-        """Time has passed, and nothing has come. For `viewer_stall_ns` up to now the viewer itself has not looked."""
+        """Advance the time without a frame. For `viewer_stall_ns` up to now the viewer itself did not run."""
         self.state.tick(now_ns, viewer_stall_ns)
         self._evaluate(idle=True)
 
     def evaluate_now(self) -> None:
-        """Judge all that has come, without waiting until it is due: before a look, and at the end."""
+        """Evaluate everything received, whether or not it is due: before showing it, and at the end."""
         self._evaluate(last=True)
 
     def _evaluate(self, *, last: bool = False, idle: bool = False) -> None:
-        """Ask the rules, then set the staleness of the open alerts."""
+        """Evaluate the rules, then set the staleness of the open alerts."""
         state, book = self.state, self.book
         self._engine.evaluate(state, last=last, idle=idle)
         if not book.open or self.behind or not self._engine.derives_staleness:

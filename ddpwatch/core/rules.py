@@ -1,7 +1,4 @@
-"""Names of the rules, and the groups of rules that views and outputs treat alike.
-
-A name is what users write in TOML, read in alerts and filter by in sinks and Prometheus.
-"""
+"""Names of the rules, as in TOML files, alerts, sinks and Prometheus, and groups of rules that are treated alike."""
 
 from __future__ import annotations
 
@@ -29,8 +26,8 @@ LOSSY: Final = "lossy"
 STUCK: Final = frozenset({STALL, DESYNC, TIMEOUT})
 """Rules about ranks that wait in a collective, and about nothing else."""
 WAITING: Final = STUCK | {UNEVEN_BATCH}
-"""Rules whose findings may be about ranks that wait: a rank whose data has ended keeps the others waiting, too."""
+"""Rules whose findings may be about waiting ranks: a rank without data left keeps the others waiting, too."""
 EXITS: Final = frozenset({RANK_LOST, RANK_FAILED})
-"""Rules about ranks whose process ended, or that no heartbeat comes from."""
+"""Rules about ranks whose process ended, or whose heartbeats stopped."""
 STOPPING: Final = EXITS | STUCK
-"""Rules about what a job does not recover from: how slow it was matters less."""
+"""Rules about problems that a job does not recover from: how slow it was matters less."""

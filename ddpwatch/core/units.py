@@ -1,4 +1,4 @@
-"""Numbers and ranks as people read them, short enough for a table."""
+"""Formats numbers, times and ranks for people, short enough for tables."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ if TYPE_CHECKING:
 
 MAX_RANK_CHARS: Final = 16
 MAX_UNIX_NS: Final = 2**62
-"""In the year 2116. A later time is not believed."""
+"""In the year 2116. Later times are invalid."""
 UNPROVEN: Final = "–"
-"""Stands where a figure cannot be told."""
+"""Stands for a figure that is not known."""
 
 
 def ms(ns: float | None) -> str:
-    """Milliseconds with three significant digits in at most four characters; very long ones as seconds or hours."""
+    """Milliseconds with three significant digits in at most four characters; very long times in seconds or hours."""
     if ns is None:
         return UNPROVEN
     value = ns / 1e6
@@ -34,7 +34,7 @@ def ms(ns: float | None) -> str:
 
 
 def duration(seconds: float) -> str:
-    """A span of time in its two largest units."""
+    """A duration in its two largest units."""
     whole = max(0, int(seconds))
     days, hours, minutes = whole // 86400, whole // 3600 % 24, whole // 60 % 60
     if days:
@@ -50,22 +50,21 @@ def count(number: float) -> str:
 
 
 def percent(share: float | None) -> str:
-    """A share as a whole per cent."""
+    """A fraction as a whole percentage."""
     return UNPROVEN if share is None else f"{round(share * 100)} %"
 
 
 def rounded_to_total(shares: Sequence[float], total: int) -> list[int]:
-    """Shares in whole per cent, such that what is read adds up to this total, and each is off by less than a point."""
+    """Fractions as whole percentages that add up to `total` (largest remainder method), each off by less than one."""
     shown = [math.floor(share * 100) for share in shares]
-    # Cut down, they miss at most one each; those that were cut most get it back.
-    cut = sorted(range(len(shares)), key=lambda place: shown[place] - shares[place] * 100)
-    for place in cut[: max(total - sum(shown), 0)]:
+    by_remainder = sorted(range(len(shares)), key=lambda place: shown[place] - shares[place] * 100)
+    for place in by_remainder[: max(total - sum(shown), 0)]:
         shown[place] += 1
     return shown
 
 
 def wire_and_waiting(share: float, wire: float) -> tuple[int, int]:
-    """The two parts of an all-reduce share in whole per cent, adding up to it as it is told."""
+    """The two parts of an all-reduce share as whole percentages that add up to the rounded share."""
     shown_wire, shown_waiting = rounded_to_total((min(wire, share), max(share - wire, 0.0)), round(share * 100))
     return shown_wire, shown_waiting
 
@@ -81,7 +80,7 @@ def size(count_bytes: float) -> str:
 
 
 def finite(value: float, digits: int) -> float | None:
-    """The value rounded; None for what JSON has no word for."""
+    """The value rounded; None for NaN and infinity, which JSON cannot express."""
     return round(value, digits) if math.isfinite(value) else None
 
 
@@ -97,12 +96,12 @@ def ordinal(number: int) -> str:
 
 
 def ranks_text(ranks: Iterable[int]) -> str:
-    """Ranks as a person writes them: `rank 3`, `ranks 0-3, 7`."""
+    """Ranks in words: `rank 3`, `ranks 0-3, 7`."""
     several = set(ranks)
     text = ranges(several, most=len(several) * MAX_RANK_CHARS).replace(",", ", ")
     return f"{'rank' if len(several) == 1 else 'ranks'} {text}"
 
 
 def moment_of(unix_ns: int) -> datetime | None:
-    """A Unix time in nanoseconds as a date in UTC; None if it is unknown (0) or no calendar has it."""
+    """A Unix time in nanoseconds as a UTC datetime; None if it is unknown (0) or out of range."""
     return datetime.fromtimestamp(unix_ns // 1_000_000 / 1000, timezone.utc) if 0 < unix_ns < MAX_UNIX_NS else None

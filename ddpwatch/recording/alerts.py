@@ -1,15 +1,16 @@
-"""The alerts of an attempt as reports and exports tell them: each at its worst, and since when it was not seen.
+"""Scan of a recording's alerts: each at its worst, as it was at the end, and the moments at which alerts opened.
 
-The same as the summary on a screen tells at the end of a run, and of its replay.
+Reports, exports and the replay's marks show the same as the summary on a screen at the end of the run.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ddpwatch.core.alerts.hangs import is_over, last_common_step
-from ddpwatch.core.alerts.model import Moment, with_worst
+from ddpwatch.core.alerts.model import Moment, Severity, with_worst
 from ddpwatch.core.alerts.recorded import RejoinedAlerts, read_alerts
 from ddpwatch.core.alerts.staleness import with_staleness
 from ddpwatch.core.limits import DEFAULTS
@@ -21,18 +22,40 @@ if TYPE_CHECKING:
     from ddpwatch.recording.reader import Attempt, Recorded
 
 
+class Opened(NamedTuple):
+    """The opening of an alert."""
+
+    at_ns: int
+    severity: Severity
+    """The worst that the alert reached."""
+
+
+def opened_alerts(recorded: Recorded) -> tuple[Opened, ...]:
+    """The openings of all attempts, in order."""
+    opened: list[Opened] = []
+    # By attempt and alert, the index of its latest opening.
+    places: dict[tuple[int, tuple[str, str]], int] = {}
+    joined: defaultdict[int, RejoinedAlerts] = defaultdict(RejoinedAlerts)
+    for attempt, at_ns, event in recorded.alerts():
+        severity, whose = event.alert.finding.severity, (attempt, event.alert.key)
+        if joined[attempt].event(event).kind == "opened":
+            places[whose] = len(opened)
+            opened.append(Opened(at_ns, severity))
+        elif (place := places.get(whose)) is not None:
+            opened[place] = opened[place]._replace(severity=max(severity, opened[place].severity))
+    return tuple(opened)
+
+
 def troubles(recorded: Recorded, attempt: Attempt, state: RunState) -> tuple[Alert, ...]:
-    """The alerts of an attempt in the order in which they opened, each in the words of its worst moment; `state` is how
-    the attempt ended.
-    """
+    """The alerts in the order of opening, each with the text of its worst moment; `state` is the run's final state."""
     return tuple(_settled(alert, state).at_worst for alert in recalled(recorded, attempt))
 
 
 def reported(
     recorded: Recorded, attempt: Attempt, joined: RejoinedAlerts | None = None
 ) -> list[tuple[int, AlertEvent]]:
-    """The changes of alerts while this attempt was recorded, each with its time, in order. A trouble that goes on has
-    not ended where its recorder did.
+    """The changes of an attempt's alerts, each with its time, in order. An alert that continues after its recorder
+    restarted has no end there.
     """
     joined = RejoinedAlerts() if joined is None else joined
     changes: list[tuple[int, AlertEvent]] = []
@@ -49,39 +72,33 @@ def reported(
 
 
 def recalled(recorded: Recorded, attempt: Attempt) -> list[Alert]:
-    """Each trouble as it was at its end, or at the end of the recording, and at its worst, in the order in which they
-    opened.
-    """
+    """Each alert as it was at its end or at the end of the recording, with its worst, in the order of opening."""
     last: dict[tuple[tuple[str, str], int], Alert] = {}
     joined = RejoinedAlerts()
     for _, event in reported(recorded, attempt, joined):
         identity = event.alert.key, event.alert.since.now_ns
         last[identity] = with_worst(last.get(identity), event.alert)
-    # All that is open is kept after each checkpoint, and then what has changed.
+    # All open alerts are written after each checkpoint, and then those that change.
     checkpoint = recorded.checkpoint(attempt, attempt.last_ns)
     from_ns = None if checkpoint is None else checkpoint.at_ns - 1
-    worded = set()
+    refreshed = set()
     for entry in recorded.entries(attempt, from_ns=from_ns, shard=ALERTS):
         for alert in map(joined.alert, read_alerts(entry.payload)):
             identity = alert.key, alert.since.now_ns
             if identity in last and last[identity].closed is None:
                 last[identity] = with_worst(last[identity], alert)
-                worded.add(identity)
-    # Words that were told when it changed do not tell in which steps it was so since.
+                refreshed.add(identity)
+    # The text of a change does not say up to which step the finding held afterwards.
     return [
-        alert if alert.closed is not None or identity in worded else _until_unknown(alert)
+        alert
+        if alert.closed is not None or identity in refreshed
+        else replace(alert, finding=replace(alert.finding, upto_step=None))
         for identity, alert in last.items()
     ]
 
 
-def _until_unknown(alert: Alert) -> Alert:
-    return replace(alert, finding=replace(alert.finding, upto_step=None))
-
-
 def told_before(recorded: Recorded, attempt: Attempt) -> dict[int, list[Alert]]:
-    """By number, counted from 1, the alerts of the attempts before this one, as they were told last. No frame of theirs
-    is read.
-    """
+    """By number of an earlier attempt, from 1, its alerts as last reported. Reads no frames."""
     numbers = {each.id: number for number, each in enumerate(recorded.attempts, 1)}
     last: dict[int, dict[tuple[tuple[str, str], int], Alert]] = {}
     for row in recorded.alerts():
@@ -93,8 +110,8 @@ def told_before(recorded: Recorded, attempt: Attempt) -> dict[int, list[Alert]]:
 
 
 def _settled(alert: Alert, state: RunState) -> Alert:
-    """As it was at the end. Closed, if the run has come out of the hang that it tells of before its recorder has closed
-    it; with its staleness, if the recording lacks it.
+    """The alert at the end of the run: closed, if the run has recovered from its hang before the recorder closed it;
+    with its staleness, if the recording lacks it.
     """
     if alert.closed is not None:
         return alert

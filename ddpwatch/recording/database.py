@@ -1,4 +1,4 @@
-"""Open the SQLite file of a recording for reading or writing. Other files are refused, damage is reported."""
+"""Opening the SQLite file of a recording for reading or writing; rejects other files and reports damage."""
 
 from __future__ import annotations
 
@@ -17,58 +17,54 @@ from ddpwatch.recording.schema import APPLICATION_ID, PAGE_BYTES, SCHEMA, TABLES
 MAGIC: Final = b"SQLite format 3\x00"
 HEADER_BYTES: Final = 100
 WRITE_VERSION_AT: Final = 18
-WITH_LOG: Final = 2
+WAL: Final = 2
+"""Write version of a database in WAL mode."""
 SCHEMA_AT: Final = 60
 APPLICATION_AT: Final = 68
 MAX_SCHEMAS: Final = 1000
-"""There will never be so many: a file that claims it is damaged."""
+"""Schema numbers from here on are damage."""
 OUR_SIGNS: Final = (b'"world_size":', b"\x28\xb5\x2f\xfd")
-"""The description of a run, and compressed data: both are in the beginning of every recording."""
+"""Part of a run's description, and the magic number of Zstandard: every recording begins with both."""
 LOOKED_AT_BYTES: Final = 1 << 20
 
 
 def connect(path: Path, *, write: bool = False) -> sqlite3.Connection:
-    """Open a recording that is there. Raises `NoRecording` or `Unreadable` with the reason in words."""
+    """Open an existing recording. Raises `NoRecording` or `Unreadable` with the reason."""
     check_file(path)
     try:
-        if not write and _goes_by_log(path) and not _log(path).exists():
-            # SQLite would make one, and leave it behind.
+        if not write and _is_wal(path) and not _wal(path).exists():
+            # Otherwise SQLite would create a WAL and leave it behind.
             return _connect(path, "mode=ro&immutable=1")
         return _connect(path, "mode=rw" if write else "mode=ro")
     except sqlite3.OperationalError as error:
         if write or os.access(path.parent, os.W_OK):
             raise Torn(f"{path} cannot be read as a recording: {error}") from None
     try:
-        if _log_bytes(path):
+        if _wal(path).exists() and _wal(path).stat().st_size:
             return _connect_copy(path)
-        # Where nothing may be written, nobody writes: SQLite need not look whether somebody does.
+        # In a read-only directory no process writes, so SQLite need not lock.
         return _connect(path, "mode=ro&immutable=1")
     except sqlite3.Error as error:
         raise Torn(f"{path} cannot be read as a recording: {error}") from None
 
 
 def lacks_its_log(path: Path) -> bool:
-    """Whether it was left by a recorder that did not come to close it, or copied while it was written, and what that
-    had written last is not beside it.
-    """
-    # SQLite empties a log, or takes it away, when all of it is in the file. That is so of one that somebody else read
-    # while it was closed, which still goes by a log.
-    return _goes_by_log(path) and not _log(path).exists() and _is_claimed(path)
+    """Whether the file needs a WAL that is missing: its recorder was killed, or it was copied while it was written."""
+    # Without a claim all of the WAL was moved into the file, even if another reader kept it in WAL mode.
+    return _is_wal(path) and not _wal(path).exists() and _is_claimed(path)
 
 
-def _goes_by_log(path: Path) -> bool:
+def _is_wal(path: Path) -> bool:
     try:
         with path.open("rb") as file:
             header = file.read(HEADER_BYTES)
     except OSError:
         return False
-    return len(header) == HEADER_BYTES and header.startswith(MAGIC) and header[WRITE_VERSION_AT] == WITH_LOG
+    return len(header) == HEADER_BYTES and header.startswith(MAGIC) and header[WRITE_VERSION_AT] == WAL
 
 
 def _is_claimed(path: Path) -> bool:
-    """Whether a recorder has said in it that it writes it, and has not taken that back; also where that cannot be
-    read.
-    """
+    """Whether a recorder is registered as its writer; also if that cannot be read."""
     try:
         with contextlib.closing(_connect(path, "mode=ro&immutable=1")) as database:
             return database.execute("SELECT 1 FROM writer LIMIT 1").fetchone() is not None
@@ -77,9 +73,9 @@ def _is_claimed(path: Path) -> bool:
 
 
 def check_file(path: Path) -> None:
-    """Refuse what is no recording by its first bytes, without waiting for anything."""
+    """Reject a file that is not a recording by its first bytes, without blocking."""
     try:
-        # Opening a pipe that nobody writes to would wait for ever.
+        # Opening a pipe without a writer would block forever.
         if not stat.S_ISREG(path.stat().st_mode):
             what = "a directory; name the recording in it" if path.is_dir() else "no regular file"
             raise Unreadable(f"{path} is {what}")
@@ -103,7 +99,7 @@ def check_file(path: Path) -> None:
 
 
 def _refuse_if_foreign(path: Path, header: bytes) -> None:
-    """What begins otherwise than a recording does is none, unless the rest of it is as in one."""
+    """Reject a file with another header, unless the content after it is that of a recording."""
     try:
         with path.open("rb") as file:
             beginning = file.read(LOOKED_AT_BYTES)
@@ -126,7 +122,7 @@ def _connect(path: Path, how: str) -> sqlite3.Connection:
         database.close()
         raise
     except (sqlite3.Error, UnicodeDecodeError) as error:
-        # The latter where SQLite's own words hold a part of what it could not read.
+        # UnicodeDecodeError if SQLite's own message quotes damaged bytes.
         database.close()
         reason = "it is damaged" if isinstance(error, UnicodeDecodeError) else error
         raise Torn(f"{path} cannot be read as a recording: {reason}") from None
@@ -137,32 +133,29 @@ def _connect(path: Path, how: str) -> sqlite3.Connection:
 
 
 def _connect_copy(path: Path) -> sqlite3.Connection:
-    """SQLite reads what is still in the log only where it may write beside it. The copy has no name any more when it
-    is open, so that nothing of it is left, however this ends.
-    """
-    log = _log(path)
+    """Open a temporary copy, unlinked while open: SQLite reads a WAL only in a writable directory."""
     try:
         with tempfile.TemporaryDirectory(prefix="ddpwatch-") as folder:
-            return _connect(copy_with_log(path, Path(folder)), "mode=ro")
+            return _connect(copy_with_wal(path, Path(folder)), "mode=ro")
     except OSError as error:
         reason = error.strerror or error
         raise Unreadable(
-            f"{path} goes on in {log.name}, which is read in a copy where nothing may be written beside it, and none "
-            f"could be made: {reason}; copy both to where you may write"
+            f"{path} goes on in {_wal(path).name}, which is read in a copy where nothing may be written beside it, and "
+            f"none could be made: {reason}; copy both to where you may write"
         ) from None
 
 
-def copy_with_log(path: Path, folder: Path) -> Path:
-    """A copy of a recording and of its log, if there is one, in a folder. Raises `OSError`."""
+def copy_with_wal(path: Path, folder: Path) -> Path:
+    """Copy a recording, and its WAL if it has one, into a folder. Raises `OSError`."""
     copy = folder / path.name
     shutil.copyfile(path, copy)
-    if _log(path).exists():
-        shutil.copyfile(_log(path), _log(copy))
+    if _wal(path).exists():
+        shutil.copyfile(_wal(path), _wal(copy))
     return copy
 
 
 def create_tables(database: sqlite3.Connection) -> None:
-    """Make an empty database a recording; leaves one alone that has tables already."""
+    """Make an empty database a recording; does nothing if it has tables already."""
     database.execute(f"PRAGMA page_size = {PAGE_BYTES}")
     database.execute("PRAGMA auto_vacuum = INCREMENTAL")
     database.execute("BEGIN IMMEDIATE")
@@ -174,15 +167,8 @@ def create_tables(database: sqlite3.Connection) -> None:
     database.execute("COMMIT")
 
 
-def _log(path: Path) -> Path:
+def _wal(path: Path) -> Path:
     return Path(f"{path}-wal")
-
-
-def _log_bytes(path: Path) -> int:
-    try:
-        return _log(path).stat().st_size
-    except OSError:
-        return 0
 
 
 def _has_our_tables(database: sqlite3.Connection) -> bool:

@@ -1,7 +1,4 @@
-"""What could not be read of a recording, for whoever tells of it.
-
-What is wrong with a recording, in words.
-"""
+"""Damage of a recording: how much could not be read, and the texts that report it."""
 
 from __future__ import annotations
 
@@ -16,23 +13,24 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Damage:
-    """How much of a recording could not be read."""
+    """Extent of a recording's damage."""
 
     parts: int
+    """Number of unreadable parts."""
     missing: int
-    """Frames that are missing because of that; 0 = none, or it cannot be told."""
+    """Number of frames missing because of them; 0 = none or unknown."""
     frames: int
-    """Frames that are there."""
+    """Number of readable frames."""
     cut: float = 0.0
-    """Part of the file that is cut off."""
+    """Fraction of the file that is cut off."""
     alerts: bool = False
-    """Whether alerts may be missing, too."""
+    """Whether alerts may be missing too."""
     partly: bool = False
-    """Whether not all of the recording was tried, and there may be more."""
+    """Whether only a part of the recording was read, and there may be more damage."""
 
 
 def damage_text(damage: Damage) -> str:
-    """As part of a sentence."""
+    """The damage as part of a sentence."""
     words = [f"{plural(damage.parts, 'part')} could not be read"]
     if missing := damage.missing:
         words.append(
@@ -46,20 +44,20 @@ def damage_text(damage: Damage) -> str:
 
 
 def damage_sentence(damage: Damage) -> str:
-    """The same as a whole one."""
+    """The damage as a sentence."""
     extent = ", as far as it was read" if damage.partly else ""
     return f"The recording is damaged: {damage_text(damage)}{extent}."
 
 
 def damage_mark(damage: Damage) -> str:
-    """In a few words: `312+ frames unreadable, maybe alerts`."""
+    """Short mark such as `312+ frames unreadable, maybe alerts`."""
     number, what = (damage.missing, "frame") if damage.missing else (damage.parts, "part")
     lost = f"{count(number)}+ {what}s" if damage.partly else plural(number, what)
     return f"{lost} unreadable, maybe alerts" if damage.alerts else f"{lost} unreadable"
 
 
 def damage_of(recorded: Recorded, attempt: Attempt, *, partly: bool = False) -> Damage | None:
-    """To be asked after reading, which finds it; `partly` = not all of the attempt was read. None = none was found."""
+    """Damage found by reading so far; None = none. `partly` = not all of the attempt was read."""
     if not recorded.damaged:
         return None
     missing, frames = recorded.losses(attempt)

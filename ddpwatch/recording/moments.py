@@ -1,4 +1,4 @@
-"""Moments of a recording as people write them: a time of day, a date with one, an offset, a part of the whole."""
+"""Parser of moments in a recording: a time of day, a date with a time, an offset, or a percentage."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ddpwatch.core.units import moment_of
 
 EXAMPLES: Final = "03:41, 03:41:20.5, 2026-11-16T03:41, +1h30m, +90s, 50%"
 MAX_DAYS: Final = 400
-"""A recording that claims to be longer is looked through for so many days."""
+"""Max days of a recording in which a time of day is searched."""
 _CLOCK: Final = re.compile(
     r"(?:(\d{4})-(\d{1,2})-(\d{1,2})[ T]+)?(\d{1,2}):(\d{2})"
     r"(?::(\d{2})(?:[.,](\d{1,9}))?)? ?(Z|[+-]\d{2}:?\d{2})?",
@@ -22,11 +22,11 @@ _PART: Final = re.compile(r"(\d{1,3}(?:\.\d{1,3})?) ?%", re.ASCII)
 
 
 class NoMoment(Exception):
-    """What was written is no moment of the recording; says why."""
+    """A text that is not a moment of the recording; the message gives the reason."""
 
 
 def passed_of(text: str, total_ns: int) -> int | None:
-    """How much of the recording lies before an offset or a part of it; None = it is neither."""
+    """Parse an offset or percentage into nanoseconds from the start; None = it is neither."""
     text = text.strip()
     if part := _PART.fullmatch(text):
         if float(part[1]) > 100:
@@ -43,21 +43,20 @@ def passed_of(text: str, total_ns: int) -> int | None:
 
 
 def clock_of(text: str, first_ns: int, last_ns: int, zone: tzinfo, near_ns: int | None = None) -> int:
-    """The moment at which a clock in that zone showed this: the first one, or the one nearest to `near_ns`.
+    """Parse a time of day into the first such moment of the recording, or the one nearest to `near_ns`.
 
-    A time without seconds means the whole minute, of which the first moment that was recorded is taken. A zone that is
-    written behind it goes before the other.
+    A time without seconds means the first recorded moment of that minute. A zone in the text overrides `zone`.
     """
-    reported = _read(text)
+    written = _read(text)
     first, last = moment_of(first_ns), moment_of(last_ns)
     if first is None or last is None:
         raise NoMoment("the recording does not tell its time; say +90s or 50%")
-    zone, day = reported.zone or zone, reported.day
-    midnight = datetime.combine(day or first.astimezone(zone).date(), reported.clock, zone)
+    zone, day = written.zone or zone, written.day
+    midnight = datetime.combine(day or first.astimezone(zone).date(), written.clock, zone)
     fitting = []
     for number in range(1 if day else min((last - first).days + 2, MAX_DAYS)):
-        at_ns = int((midnight + timedelta(days=number)).timestamp()) * 1_000_000_000 + reported.fraction_ns
-        if at_ns <= last_ns and at_ns + reported.lasting_ns > first_ns:
+        at_ns = int((midnight + timedelta(days=number)).timestamp()) * 1_000_000_000 + written.fraction_ns
+        if at_ns <= last_ns and at_ns + written.lasting_ns > first_ns:
             fitting.append(max(at_ns, first_ns))
     if not fitting:
         raise NoMoment(f"nothing was recorded at {text.strip()}")
@@ -65,15 +64,15 @@ def clock_of(text: str, first_ns: int, last_ns: int, zone: tzinfo, near_ns: int 
 
 
 class _Written(NamedTuple):
-    """What was written."""
+    """A parsed time of day."""
 
     day: date | None
     clock: time
-    """In whole seconds …"""
+    """Time in whole seconds."""
     fraction_ns: int
-    """… and what is beyond them."""
+    """Nanoseconds beyond the whole seconds."""
     lasting_ns: int
-    """How long a clock shows this: a minute, a second, a tenth of one, by what was told of it."""
+    """Precision of the text in nanoseconds: a minute, a second, or a fraction of one."""
     zone: tzinfo | None
 
 
@@ -97,7 +96,7 @@ def _read(text: str) -> _Written:
 
 
 def _zone(text: str) -> tzinfo:
-    """`Z`, or hours and minutes before or after it; raises `ValueError`."""
+    """Parse `Z` or an offset such as +01:00; raises `ValueError`."""
     if text == "Z":
         return timezone.utc
     ahead = timedelta(hours=int(text[1:3]), minutes=int(text[-2:]))
@@ -105,7 +104,7 @@ def _zone(text: str) -> tzinfo:
 
 
 def span_text(first_ns: int, last_ns: int, zone: tzinfo) -> str:
-    """From when to when, in words."""
+    """First and last time as part of a sentence."""
     first, last = moment_of(first_ns), moment_of(last_ns)
     if first is None or last is None:
         return "at times that are not known"
@@ -115,6 +114,6 @@ def span_text(first_ns: int, last_ns: int, zone: tzinfo) -> str:
 
 
 def time_text(at_ns: int, zone: tzinfo) -> str:
-    """When, in words."""
+    """A time as part of a sentence."""
     moment = moment_of(at_ns)
     return "at a time that is not known" if moment is None else f"at {moment.astimezone(zone):%Y-%m-%d %H:%M:%S}"

@@ -1,12 +1,13 @@
-"""What a recording holds: its attempts, their frames by time, the moments to begin at, and the alerts that were told.
+"""The reader of recordings: attempts, frames in time order, checkpoints, alerts. Damaged parts are skipped and counted.
 
-Reads while somebody else writes. A part that cannot be read is passed over and counted.
+All uses go through it: `replay` (frames by a pace), `steps` (windows of aligned steps) and `alerts` (a scan of alerts).
+It also reads files that another process writes.
 """
 
 from __future__ import annotations
 
 import contextlib
-from itertools import chain, groupby, pairwise
+from itertools import groupby, pairwise
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
@@ -24,6 +25,7 @@ from ddpwatch.recording.schema import (
     LATEST_NS,
     MAX_BLOCK_BYTES,
     Damaged,
+    Entry,
     NoRecording,
     RecordedBy,
     Unreadable,
@@ -31,7 +33,6 @@ from ddpwatch.recording.schema import (
     run_of,
     unpack,
     unpack_messages,
-    unpack_payloads,
 )
 from ddpwatch.rundir import RunFile, runs_here
 from ddpwatch.wire import NO_MESSAGE, Hello, Snap, decode
@@ -41,19 +42,18 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ddpwatch.core.alerts.model import AlertEvent
-    from ddpwatch.recording.schema import Entry
 
 MAX_ATTEMPTS: Final = 10_000
 MAX_ALERTS: Final = 100_000
-"""More are not read: nobody could look at them."""
+"""Max changes of alerts that are read; nobody could look at more."""
 MAX_BLOCKS: Final = 1_000_000
 MAX_EVENT_BYTES: Final = 1 << 20
 PAGE_ROWS: Final = 512
-"""Rows that are asked for at once. A query that stays open would keep the recorder from clearing its log."""
+"""Rows per query. A query that stays open would keep the recorder from truncating its WAL."""
 LONGEST_NS: Final = 60_000_000_000
-"""A block spans a second or two; none reaches further back than this."""
-LOOKED_AT: Final = 4096
-"""Frames in which the description of a run is looked for, where its own is damaged."""
+"""Upper bound of a block's duration, in nanoseconds; blocks usually span a second or two."""
+HELLO_FRAMES: Final = 4096
+"""Max frames and checkpoints that are searched for a run's description if its own is damaged."""
 
 
 class Attempt(NamedTuple):
@@ -63,9 +63,9 @@ class Attempt(NamedTuple):
     run: RunFile
     first_ns: int
     last_ns: int
-    """How far it was followed: up to its last frame, or the silence after it."""
+    """Time of the last frame, or of the end of the silence after it."""
     judged: RecordedBy = RecordedBy()
-    """By whom it was recorded, and by which limits it was judged."""
+    """Version of the recorder, and its thresholds."""
 
     def new_state(self) -> RunState:
         """The state of this run before any of its frames."""
@@ -75,24 +75,23 @@ class Attempt(NamedTuple):
 
 
 class Checkpoint(NamedTuple):
-    """A moment from which one can go on."""
+    """Snapshot of the state, from which reading can start."""
 
     at_ns: int
     position: int
-    """The frames up to this one are in it."""
+    """Position of the last frame that it includes."""
     payloads: list[bytes]
-    """To be applied to an empty state, in this order …"""
+    """Messages to be applied to an empty state, in this order."""
     times_ns: list[int]
-    """… each at its own time: what a rank has said last is as old as it was."""
+    """Time of each message: what a rank sent last is as old as it was."""
     tables: list[bytes]
-    """The steps of its ranks (`core.tables`), as far as they are not in the messages: to be taken in before those."""
+    """Step tables of the ranks (`core.state.step_codec`), to be applied before the messages."""
 
     def apply(self, state: RunState) -> None:
         """Bring a state to this moment, unless it is further already."""
         for table in self.tables:
             apply_table(state, table)
-        for payload, at_ns in zip(self.payloads, self.times_ns, strict=True):
-            state.ingest(payload, at_ns)
+        state.ingest_all(list(zip(self.payloads, self.times_ns, strict=True)))
 
 
 class AlertRow(NamedTuple):
@@ -103,19 +102,11 @@ class AlertRow(NamedTuple):
     event: AlertEvent
 
 
-class Gap(NamedTuple):
-    """Frames that came and could not be written."""
-
-    attempt: int
-    at_ns: int
-    frames: int
-
-
 class Recorded:
-    """A recording that is read. Belongs to one thread at a time."""
+    """An open recording. Belongs to one thread at a time."""
 
     def __init__(self, path: Path) -> None:
-        """Open it; raises `NoRecording` or `Unreadable`."""
+        """Open the file; raises `NoRecording` or `Unreadable`."""
         self.path = path
         self._rows = Rows(path)
         self._alerts: list[AlertRow] = []
@@ -138,21 +129,21 @@ class Recorded:
 
     @property
     def damaged(self) -> int:
-        """Parts that could not be read so far."""
+        """Number of unreadable parts found so far."""
         return self._rows.damaged
 
     @property
     def cut(self) -> float:
-        """Part of the file that is not there any more, as far as its beginning tells."""
+        """Fraction of the file that is missing at its end, by its header."""
         return self._rows.cut
 
     @property
     def alerts_hurt(self) -> bool:
-        """Whether what was told of alerts may be among what could not be read, as far as it was tried."""
+        """Whether alerts may be among the unreadable parts found so far."""
         return self._rows.recovered or self._alerts_hurt
 
     def refresh(self) -> bool:
-        """Look again how far it goes, if somebody has written meanwhile; whether somebody has."""
+        """Update the attempts if the file was written to; returns whether it was."""
         before, self._version = self._version, self._rows.version
         if self._version == before:
             return False
@@ -168,17 +159,21 @@ class Recorded:
         after: int = -1,
         shard: int | None = None,
         alerts: bool = False,
+        wanted: Callable[[bytes], bool] | None = None,
     ) -> Iterator[Entry]:
-        """Frames in the order in which they came: those later than `from_ns` and up to `upto_ns`, and `after` a
-        position; of all ranks, or of one `shard` of them. With `alerts` between them how open alerts read; those have
-        the topic `ALERTS_TOPIC`, and come whatever their position is.
+        """Frames in the order of arrival, lazily: later than `from_ns`, up to `upto_ns`, and `after` a position; of all
+        ranks or of one `shard`, of all topics or of those that are `wanted`. With `alerts`, also the texts of open
+        alerts, which have the topic `ALERTS_TOPIC` and ignore `after`.
         """
         chosen = " AND shard = ?" if shard is not None else "" if alerts else " AND shard <> ?"
         value = () if not chosen else (ALERTS if shard is None else shard,)
         for _, blocks in groupby(self._blocks(attempt, from_ns, upto_ns, chosen, value), lambda block: block[1]):
             together: list[Entry] = []
             for block, _ in blocks:
-                together.extend(self._unpacked(block))
+                try:
+                    together += unpack(self._data("block", block), wanted)
+                except Damaged:
+                    self._count("block", block)
             together.sort()
             for entry in together:
                 if (
@@ -188,50 +183,47 @@ class Recorded:
                 ):
                     yield entry
 
-    def payloads(
-        self, attempt: Attempt, wanted: Callable[[bytes], bool], *, from_ns: int, upto_ns: int
-    ) -> Iterator[list[bytes]]:
-        """What was told under the topics that are wanted, block after block: some of it may be from shortly before or
-        after that time, and ranks come one after another. For who needs little of much.
-        """
-        for block, _ in self._blocks(attempt, from_ns, upto_ns, " AND shard <> ?", (ALERTS,)):
-            try:
-                yield unpack_payloads(self._data("block", block), wanted)
-            except Damaged:
-                self._count("block", block)
+    def bridged(self, attempt: Attempt) -> Iterator[Entry | Checkpoint]:
+        """All frames in the order of arrival; where frames are missing, the checkpoints of that gap instead."""
+        position = -1
+        for entry in self.entries(attempt):
+            if entry.position != position + 1:
+                yield from self.checkpoints(attempt, position, entry.position)
+            position = entry.position
+            yield entry
+        yield from self.checkpoints(attempt, position, LATEST_NS - 1)
 
     def checkpoint(self, attempt: Attempt, at_ns: int) -> Checkpoint | None:
-        """The last one up to a moment that can be read; None = begin with the first frame."""
+        """The last readable checkpoint up to a moment; None = start with the first frame."""
         query = (
             "SELECT id, at_ns, position FROM checkpoint WHERE attempt = ? AND at_ns <= ? "
             "ORDER BY at_ns DESC, id DESC LIMIT ?"
         )
-        rows = self._rows.ask(query, (attempt.id, at_ns, PAGE_ROWS), "iii")
-        return next((found for row in rows if (found := self._checkpoint(*row)) is not None), None)
+        return next(self._read_checkpoints(query, (attempt.id, at_ns, PAGE_ROWS)), None)
 
     def checkpoints(self, attempt: Attempt, after: int, before: int) -> Iterator[Checkpoint]:
-        """Those between two positions, in order: what is left of a part whose frames are missing."""
+        """The checkpoints between two positions, in order."""
         query = (
             "SELECT id, at_ns, position FROM checkpoint WHERE attempt = ? AND position > ? AND position < ? "
             "ORDER BY position LIMIT ?"
         )
-        for row in self._rows.ask(query, (attempt.id, after, before, PAGE_ROWS), "iii"):
-            found = self._checkpoint(*row)
-            if found is not None:
-                yield found
+        return self._read_checkpoints(query, (attempt.id, after, before, PAGE_ROWS))
+
+    def restore(self, attempt: Attempt, at_ns: int, state: RunState) -> tuple[int, int]:
+        """Apply the last checkpoint up to a moment to an empty state. Returns its time and its position."""
+        checkpoint = self.checkpoint(attempt, at_ns)
+        if checkpoint is None:
+            return attempt.first_ns, -1
+        checkpoint.apply(state)
+        return checkpoint.at_ns, checkpoint.position
 
     def is_empty(self, attempt: Attempt) -> bool:
-        """Whether nothing of it is there but its name."""
-        queries = (
-            "SELECT 1 FROM block WHERE attempt = ? LIMIT 1",
-            "SELECT 1 FROM checkpoint WHERE attempt = ? LIMIT 1",
-        )
-        return not any(self._rows.ask(query, (attempt.id,), "i") for query in queries)
+        """Whether only the description of the attempt is left."""
+        query = "SELECT 1 FROM {} WHERE attempt = ? LIMIT 1"
+        return not any(self._rows.ask(query.format(table), (attempt.id,), "i") for table in ("block", "checkpoint"))
 
     def losses(self, attempt: Attempt) -> tuple[int, int]:
-        """Frames that came after the first moment that is left and cannot be read, as far as it was tried and their
-        numbers tell, without those that could not be written; and the frames that are there.
-        """
+        """Number of frames missing because of damage found so far, by their positions, and of those that are there."""
         query = (
             "SELECT id, portion, position, frames FROM block WHERE attempt = ? AND shard <> ? ORDER BY portion LIMIT ?"
         )
@@ -243,8 +235,7 @@ class Recorded:
         rows = self._rows.ask(query, (attempt.id, MAX_BLOCKS), "ii")
         checkpoints = [position for id_, position in rows if not self._rows.counted(("checkpoint", id_))]
         missing, there = missing_frames(blocks, checkpoints)
-        given_up = sum(gap.frames for gap in self.gaps() if gap.attempt == attempt.id)
-        return max(missing - given_up, 0), there
+        return max(missing - self.dropped(attempt), 0), there
 
     def alerts(self) -> Sequence[AlertRow]:
         """All recorded changes of alerts in order. Only rows that were added since the last call are read."""
@@ -267,21 +258,20 @@ class Recorded:
         return self._alerts
 
     def events(self, attempt: Attempt) -> list[tuple[int, AlertEvent]]:
-        """Changes of alerts while an attempt was recorded, each with its time, in order."""
+        """Changes of alerts of an attempt, each with its time, in order."""
         return [(row.at_ns, row.event) for row in self.alerts() if row.attempt == attempt.id]
 
-    def gaps(self) -> list[Gap]:
-        """Where frames are missing because the disk was full, in order."""
-        query = "SELECT attempt, at_ns, frames FROM gap ORDER BY id LIMIT ?"
-        return [Gap(*row) for row in self._rows.ask(query, (MAX_ALERTS,), "iii")]
+    def dropped(self, attempt: Attempt) -> int:
+        """Number of frames that were received and could not be written."""
+        return sum(count for (count,) in self._rows.ask("SELECT frames FROM gap WHERE attempt = ?", (attempt.id,), "i"))
 
     def frames(self, attempt: Attempt) -> int:
-        """How many frames there are, to say how much is done."""
+        """Number of frames, for progress bars."""
         query = "SELECT coalesce(sum(frames), 0) FROM block WHERE attempt = ? AND shard <> ?"
         return sum(count for (count,) in self._rows.ask(query, (attempt.id, ALERTS), "i"))
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         self._rows.close()
 
     def _attempts(self) -> list[Attempt]:
@@ -291,13 +281,13 @@ class Recorded:
             "iib",
         )
         described = {number: (began_ns, text) for number, began_ns, text in rows}
-        # A description may be lost, and what it describes may not.
+        # Frames of an attempt may be readable even if its description is not.
         query = "SELECT attempt FROM block UNION SELECT attempt FROM checkpoint LIMIT ?"
         there = {number for (number,) in self._rows.ask(query, (MAX_ATTEMPTS,), "i")}
         found = []
         for number in sorted(there | described.keys()):
             began_ns, text = described.get(number, (None, b""))
-            if (run := run_of(text)) is None:  # and with it the limits that it was judged by
+            if (run := run_of(text)) is None:  # its thresholds are lost too
                 self._rows.count(("attempt", number))
                 run = self._run_of_frames(number)
             if run is None or (self.damaged and number not in there):
@@ -308,7 +298,7 @@ class Recorded:
         return found
 
     def _span(self, attempt: int, began_ns: int | None) -> tuple[int, int]:
-        # Not of one that ends before it begins: its times are damaged.
+        # The times of a block that ends before it begins are damaged.
         query = (
             "SELECT first_ns, last_ns FROM block WHERE attempt = ? AND last_ns >= first_ns ORDER BY last_ns {} LIMIT 1"
         )
@@ -316,7 +306,7 @@ class Recorded:
         last = self._rows.ask(query.format("DESC"), (attempt,), "ii")
         until = self._rows.ask("SELECT until_ns FROM span WHERE attempt = ?", (attempt,), "i")
         if self._rows.recovered:
-            # Where frames are missing nobody knows of silence; and a checkpoint may be all that is left of a part.
+            # With frames missing, silence is unknown; and a checkpoint may be all that is left of a part.
             query = "SELECT min(at_ns), max(at_ns) FROM checkpoint WHERE attempt = ? HAVING count(*)"
             kept = self._rows.ask(query, (attempt,), "ii")
             times_ns = [at_ns for row in (*first, *last, *kept) for at_ns in row] or [began_ns or 0]
@@ -325,43 +315,41 @@ class Recorded:
         return first_ns, max([last[0][1] if last else first_ns, *(until_ns for (until_ns,) in until)])
 
     def _writer(self) -> int | None:
-        """The process that records into it; None = none that can be seen from here."""
+        """Pid of the process that records into the file; None = none that runs on this node."""
         query = "SELECT node, pid, CAST(1000 * pid_created_s AS INTEGER) FROM writer LIMIT ?"
         found = self._rows.ask(query, (1,), "tii")
         return next((pid for node, pid, created_ms in found if runs_here(node, pid, created_ms / 1000)), None)
 
-    def _checkpoint(self, number: int, at_ns: int, position: int) -> Checkpoint | None:
-        try:
-            messages = unpack_messages(self._data("checkpoint", number))
-        except Damaged:
-            self._count("checkpoint", number)
-            return None
-        tables = [payload for _, payload in messages if payload.startswith(NO_MESSAGE)]
-        messages = [message for message in messages if not message[1].startswith(NO_MESSAGE)]
-        times_ns = [min(reported_ns, at_ns) for reported_ns, _ in messages]
-        return Checkpoint(at_ns, position, [payload for _, payload in messages], times_ns, tables)
+    def _read_checkpoints(self, query: str, values: Sequence[int]) -> Iterator[Checkpoint]:
+        for number, at_ns, position in self._rows.ask(query, values, "iii"):
+            try:
+                messages = unpack_messages(self._data("checkpoint", number))
+            except Damaged:
+                self._count("checkpoint", number)
+                continue
+            tables = [payload for _, payload in messages if payload.startswith(NO_MESSAGE)]
+            messages = [message for message in messages if not message[1].startswith(NO_MESSAGE)]
+            times_ns = [min(reported_ns, at_ns) for reported_ns, _ in messages]
+            yield Checkpoint(at_ns, position, [payload for _, payload in messages], times_ns, tables)
 
     def _run_of_frames(self, attempt: int) -> RunFile | None:
-        """The run as its ranks describe it."""
+        """The run as one of its ranks describes it in a `Hello`."""
         nobody = RunFile(1, "0" * 8, "", "", 0, 1, 0.0, [])
-        unknown = Attempt(attempt, nobody, 0, LATEST_NS)
-        kept = (payload for found in self.checkpoints(unknown, -1, LATEST_NS - 1) for payload in found.payloads)
-        frames = (entry.payload for entry in self.entries(unknown))
-        for number, payload in enumerate(chain(frames, kept)):
-            with contextlib.suppress(WireError, msgspec.ValidationError):
-                message = decode(payload)
-                hello = message.hello if isinstance(message, Snap) else message
-                if isinstance(hello, Hello):
-                    fields = {"id": hello.run_id, "name": hello.run_name, "world_size": hello.world_size}
-                    return msgspec.convert({**msgspec.to_builtins(nobody), **fields}, RunFile)
-            if number >= LOOKED_AT:
-                break
+        items = self.bridged(Attempt(attempt, nobody, 0, LATEST_NS))
+        for item, _ in zip(items, range(HELLO_FRAMES), strict=False):
+            for payload in item.payloads if isinstance(item, Checkpoint) else [item.payload]:
+                with contextlib.suppress(WireError, msgspec.ValidationError):
+                    message = decode(payload)
+                    hello = message.hello if isinstance(message, Snap) else message
+                    if isinstance(hello, Hello):
+                        fields = {"id": hello.run_id, "name": hello.run_name, "world_size": hello.world_size}
+                        return msgspec.convert({**msgspec.to_builtins(nobody), **fields}, RunFile)
         return None
 
     def _blocks(
         self, attempt: Attempt, from_ns: int | None, upto_ns: int | None, chosen: str, value: Sequence[int]
     ) -> Iterator[tuple[int, int]]:
-        """Their ids and portions, in order."""
+        """Ids and portions of blocks in time order, by keyset pagination."""
         query = "SELECT id, portion, last_ns, shard FROM block WHERE attempt = ?"
         values: list[int] = [attempt.id]
         if upto_ns is not None:
@@ -376,15 +364,8 @@ class Recorded:
             _, portion, last_ns, in_shard = rows[-1]
             after = last_ns, portion, in_shard
 
-    def _unpacked(self, block: int) -> list[Entry]:
-        try:
-            return unpack(self._data("block", block))
-        except Damaged:
-            self._count("block", block)
-            return []
-
     def _count(self, table: str, number: int) -> None:
-        """It cannot be read, and that is damage; unless whoever writes has let it go since it was looked for."""
+        """Count an unreadable row as damage, unless its writer has deleted it since it was found."""
         query = f"SELECT id FROM {table} WHERE id = ?"  # noqa: S608 - our own names
         if self._rows.ask(query, (number,), "i") or not self._rows.written_since:
             self._rows.count((table, number))

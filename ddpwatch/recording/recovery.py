@@ -1,14 +1,9 @@
-"""Recovery of a damaged recording by rowid ranges: SQLite reads every row that its tables still lead to.
+"""Queries on a recording that count damage, and recovery of a damaged file by rowid ranges.
 
-The damaged file is copied, and the copy gets the first page of an empty recording: header and tables are then ours,
-whatever has become of them. Its rows go one by one, in the order of their ids, into a new database; ids that SQLite
-cannot read are passed over. What is lost with a page of a table's tree are the rows below it.
-
-How many frames of a damaged recording are missing, told from the numbers of those that are there.
-
-The rows of a recording that is read, as they are asked for: those that are not what they should be are counted.
-
-Where SQLite itself gives up, the rows that can be recovered (`salvage`) are asked from then on.
+`Rows` checks and counts the rows that it reads. If SQLite gives up, it continues on a recovered copy: the copy gets the
+first page of an empty recording, so that header and tables are valid, and its rows go one by one, in the order of their
+ids, into a new database; ids that SQLite cannot read are skipped. A lost page of a table's B-tree loses the rows below
+it. `missing_frames` counts lost frames by their positions.
 """
 
 from __future__ import annotations
@@ -21,7 +16,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from ddpwatch.recording.database import HEADER_BYTES, connect, copy_with_log, create_tables
+from ddpwatch.recording.database import HEADER_BYTES, connect, copy_with_wal, create_tables
 from ddpwatch.recording.schema import LATEST_NS, MAX_BLOCK_BYTES, PAGE_BYTES, TABLES, Torn, Unreadable
 
 if TYPE_CHECKING:
@@ -35,27 +30,26 @@ LARGEST: Final = {
     "gap": "frames",
     "alert": "event",
 }
-"""The tables that are recovered, each with its largest column; a row in which that exceeds `MAX_BLOCK_BYTES` is not
-read."""
+"""Recovered tables, each with its largest column; rows in which that exceeds `MAX_BLOCK_BYTES` are skipped."""
 MAX_READ: Final = 4
-"""Rows are read up to this multiple of the file's size: hostile ones may share pages, and add up to any size."""
+"""Max bytes read, as a multiple of the file's size: hostile rows may share pages and add up to any size."""
 NEAR_IDS: Final = 4096
-"""Each of this many ids behind unreadable ones is tried; further on, ids at doubling distances."""
+"""Number of ids after an unreadable one that are tried one by one; further ids at doubling distances."""
 UNREADABLE: Final = (sqlite3.DatabaseError, UnicodeDecodeError)
-"""What reading a damaged row raises; the latter where SQLite's own message quotes it."""
+"""What reading a damaged row raises; UnicodeDecodeError if SQLite's own message quotes it."""
 
 
 def recover(path: Path) -> tuple[sqlite3.Connection, int]:
-    """A temporary database with the rows that can be read, and how many ranges of ids could not be."""
+    """Copy the readable rows into a temporary database; also returns the number of unreadable ranges of ids."""
     recovered = sqlite3.connect("", isolation_level=None, check_same_thread=False)
     for statement in TABLES:
         recovered.execute(statement)
     with tempfile.TemporaryDirectory(prefix="ddpwatch-") as folder:
-        copy = copy_with_log(path, Path(folder))
+        copy = copy_with_wal(path, Path(folder))
         _replace_first_page(copy)
         with closing(sqlite3.connect(copy, isolation_level=None)) as database, suppress(sqlite3.Error):
             database.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
-        # The log may have brought a first page of its own.
+        # The WAL may have contained a first page too.
         _replace_first_page(copy)
         with closing(sqlite3.connect(copy, isolation_level=None)) as database:
             recovered.execute("BEGIN")
@@ -65,10 +59,10 @@ def recover(path: Path) -> tuple[sqlite3.Connection, int]:
 
 
 def cut_off(path: Path) -> float:
-    """Fraction of the file that is missing at its end, by the number of pages in its header; 0 = none."""
+    """Fraction of the file that is missing at its end, by the page count in its header."""
     with path.open("rb") as file:
         header = file.read(HEADER_BYTES)
-    # A writer that does not keep that number leaves the change counter beside it behind.
+    # The page count is valid only if the change counter matches its copy.
     if len(header) < HEADER_BYTES or header[24:28] != header[92:96]:
         return 0.0
     whole = int.from_bytes(header[28:32], "big") * PAGE_BYTES
@@ -76,7 +70,7 @@ def cut_off(path: Path) -> float:
 
 
 def _replace_first_page(path: Path) -> None:
-    """Give a file the header and the tables of an empty recording, and the number of pages that it has."""
+    """Give a file the header and tables of an empty recording, with its own page count."""
     empty = path.with_name("empty")
     with closing(sqlite3.connect(empty, isolation_level=None)) as database:
         create_tables(database)
@@ -87,9 +81,9 @@ def _replace_first_page(path: Path) -> None:
 
 
 def _copy_rows(damaged: sqlite3.Connection, recovered: sqlite3.Connection, table: str, max_bytes: int) -> int:
-    """Copy the rows of a table that can be read; returns how many ranges of ids could not be."""
+    """Copy the readable rows of a table; returns the number of unreadable ranges of ids."""
     column = LARGEST[table]
-    # One at a time: Python's cursor reads one row ahead, and loses the row before one that cannot be read.
+    # One row per query: Python's cursor reads one row ahead, and loses the row before an unreadable one.
     query = (
         f"SELECT length({column}), * FROM {table} NOT INDEXED "  # noqa: S608 - our own names
         f"WHERE rowid > ? AND length({column}) <= {MAX_BLOCK_BYTES} ORDER BY rowid LIMIT 1"
@@ -119,7 +113,7 @@ def _copy_rows(damaged: sqlite3.Connection, recovered: sqlite3.Connection, table
 
 
 def _first_readable(can_read_after: Callable[[int], bool], after: int) -> int:
-    """The first id behind `after` where rows can be read again; `LATEST_NS`, which is no id, if there is none."""
+    """The first id after `after` from which rows can be read, by exponential and binary search; `LATEST_NS` = none."""
     for near in range(after + 1, after + NEAR_IDS):
         if can_read_after(near):
             return near
@@ -132,9 +126,7 @@ def _first_readable(can_read_after: Callable[[int], bool], after: int) -> int:
 
 
 class Block(NamedTuple):
-    """What a block says of its frames, of which only `sound` ones can be read: their data has a checksum. The numbers
-    beside it have none.
-    """
+    """Metadata of a block. It has no checksum; the data has, and is readable if `sound`."""
 
     portion: int
     last: int
@@ -144,10 +136,10 @@ class Block(NamedTuple):
 
 
 def missing_frames(blocks: Iterable[Block], checkpoints: Sequence[int]) -> tuple[int, int]:
-    """Frames that are missing between the first and the last that are known of, and those that are there. Blocks come
-    in the order of their portions; `checkpoints` are positions of the last frame before each of them.
+    """Number of frames missing between the first and the last known one, and number of frames that are there.
 
-    What was before the first checkpoint may have been let go on purpose.
+    Blocks come in the order of their portions; `checkpoints` are the positions of the last frames before them. Frames
+    before the first checkpoint may have been removed by retention.
     """
     portions = [list(together) for _, together in groupby(blocks, lambda block: block.portion)]
     sound = [[block for block in portion if block.sound] for portion in portions]
@@ -166,7 +158,7 @@ def missing_frames(blocks: Iterable[Block], checkpoints: Sequence[int]) -> tuple
             continue
         last = max(block.last for block in kept)
         if reached is None or last - read < reached:
-            # Before a first checkpoint, or with none: nothing tells from where on they should be there.
+            # Before the first checkpoint it is unknown which frames should be there.
             missing += hurt
         else:
             missing += max(last - reached - read, 0)
@@ -177,7 +169,7 @@ def missing_frames(blocks: Iterable[Block], checkpoints: Sequence[int]) -> tuple
 
 
 def _rising(numbers: Sequence[int]) -> list[bool]:
-    """Which of these are in the longest part of them that never falls: one that was changed by damage is not."""
+    """Members of the longest non-decreasing subsequence; a number changed by damage is not in it."""
     ends: list[int] = []
     places: list[int] = []
     before: list[int] = []
@@ -195,17 +187,17 @@ def _rising(numbers: Sequence[int]) -> list[bool]:
 
 
 class Rows:
-    """A file that is open, and what is known to be wrong with it. Belongs to one thread at a time."""
+    """An open file, and a count of its damage. Belongs to one thread at a time."""
 
     def __init__(self, path: Path) -> None:
-        """Open it; raises `NoRecording` or `Unreadable`."""
+        """Open the file; raises `NoRecording` or `Unreadable`."""
         self._path = path
         self.cut = 0.0
-        """Part of the file that is not there any more, as far as its beginning tells."""
+        """Fraction of the file that is missing at its end, by its header."""
         self.recovered = False
-        """Whether rows of any table may be missing without a trace."""
+        """Whether rows of any table may be missing without being counted."""
         self._damage: dict[tuple[object, ...], int] = {}
-        """By what it was, how many parts of it could not be read: each counts once, however often it is tried."""
+        """Number of unreadable parts by what was read: each counts once, however often it is tried."""
         try:
             self._database = connect(path)
         except Torn as error:
@@ -214,38 +206,36 @@ class Rows:
 
     @property
     def version(self) -> int:
-        """Another number each time that somebody else has written."""
+        """SQLite's data version, which changes when another process writes."""
         return next((number for (number,) in self.ask("PRAGMA data_version", (), "i")), 0)
 
     @property
     def written_since(self) -> bool:
-        """Whether somebody has written since it was opened."""
+        """Whether another process has written since it was opened."""
         return self.version != self._opened
 
     @property
     def damaged(self) -> int:
-        """Parts that could not be read so far."""
+        """Number of unreadable parts found so far."""
         return sum(self._damage.values())
 
     def count(self, what: tuple[object, ...], parts: int = 1) -> None:
-        """So many parts of this could not be read."""
+        """Set the number of unreadable parts of this."""
         self._damage[what] = parts
 
     def counted(self, what: tuple[object, ...]) -> int:
-        """How many parts of this could not be read so far."""
+        """Number of unreadable parts of this found so far."""
         return self._damage.get(what, 0)
 
     def ask(self, query: str, values: Sequence[Any], kinds: str) -> list[tuple[Any, ...]]:
-        """The rows whose values are of these kinds: i a number, t text, b bytes, ? anything. Others are counted as
-        damage of this query with these values.
-        """
+        """Rows whose values are of these kinds: i integer, t text, b bytes, ? anything. Others count as damage."""
         asked = (query, *values)
         while True:
             try:
                 found = self._database.execute(query, values).fetchall()
                 break
             except sqlite3.OperationalError:
-                # Text that is none, or a file that cannot be had just now: no reason to recover all of it.
+                # Invalid text, or a locked file: no reason to recover all of it.
                 self._damage[asked] = 1
                 return []
             except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
@@ -260,7 +250,7 @@ class Rows:
         return rows
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         self._database.close()
 
     def _recover(self, error: Exception) -> None:
@@ -273,14 +263,12 @@ class Rows:
         self._damage["recovered",] = 1 + lost
 
 
-def fits(row: Sequence[object], kinds: str) -> bool:
-    """Whether the values of a row are of these kinds, as in `Rows.ask`."""
-    return all(map(_is_kind, row, kinds))
+_KINDS: Final = {"i": int, "t": str, "b": bytes, "?": object}
 
 
-def _is_kind(value: object, kind: str) -> bool:
-    if kind == "?":
-        return True
-    if kind == "i":
-        return isinstance(value, int) and -LATEST_NS < value < LATEST_NS
-    return isinstance(value, str if kind == "t" else bytes)
+def fits(row: Sequence[Any], kinds: str) -> bool:
+    """Whether the values of a row are of these kinds, as in `Rows.ask`, and integers within the bounds of times."""
+    return all(
+        isinstance(value, _KINDS[kind]) and not (isinstance(value, int) and kind == "i" and abs(value) >= LATEST_NS)
+        for value, kind in zip(row, kinds, strict=True)
+    )

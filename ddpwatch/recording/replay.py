@@ -1,4 +1,4 @@
-"""A recording as a source of frames: as they came then, with the times of then, at a pace that the viewer chooses.
+"""Replay: a recording as a source that yields frames with their recorded times, at a pace that the viewer sets.
 
 Silence, ages and countdowns are those of the recording, however fast it is played.
 """
@@ -6,9 +6,9 @@ Silence, ages and countdowns are those of the recording, however fast it is play
 from __future__ import annotations
 
 import time
-from collections import deque
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from ddpwatch.recording.schema import ALERTS_TOPIC
 from ddpwatch.sources.frames import Frame, Tick
 
 if TYPE_CHECKING:
@@ -18,28 +18,25 @@ if TYPE_CHECKING:
     from ddpwatch.recording.schema import Entry
 
 TICK_MS: Final = 100
-"""A tick comes after this much silence."""
-WINDOW_NS: Final = 10_000_000_000
-"""So much of a recording is asked for at a time."""
+"""Milliseconds without a frame after which a tick is yielded."""
 SLACK_NS: Final = 1_000_000_000
-"""Frames after a checkpoint are looked for from so long before it: the number tells, and not the time."""
+"""Nanoseconds before a checkpoint from which on frames are read: their position decides, and not their time."""
 MAX_BEHIND_S: Final = 1.0
-"""Frames that are overdue by more than this cannot be played so fast, or nobody has asked: time waits for them."""
+"""Max seconds, at the viewer's pace, by which a frame may be overdue before time waits for it: frames cannot be played
+that fast, or the viewer did not poll."""
 MIN_S: Final = 1e-5
-"""No clock is so fine that it would be worth to sleep for less."""
-_CHECKPOINT: Final = b"checkpoint"
-"""In place of the topic of what brings the state to a checkpoint."""
+"""Shortest sleep in seconds; no clock is finer."""
 
 
 class Span(NamedTuple):
-    """From when to when an attempt was recorded."""
+    """First and last time of an attempt."""
 
     first_ns: int
     last_ns: int
 
 
 class Reel:
-    """All attempts of a recording one after another, without the time between them."""
+    """Timeline of all attempts of a recording, without the time between them."""
 
     def __init__(self, spans: Sequence[Span]) -> None:
         """In the order of the attempts; at least one."""
@@ -50,11 +47,11 @@ class Reel:
 
     @property
     def total_ns(self) -> int:
-        """How long they are together."""
+        """Duration of all attempts together."""
         return self._starts_ns[-1]
 
     def place(self, at_ns: int) -> int:
-        """Which attempt was under way then, or the last before; the first, if there is none."""
+        """Index of the attempt at that time, or else of the last one before it, or else 0."""
         begun = [place for place, span in enumerate(self.spans) if span.first_ns <= at_ns]
         return begun[-1] if begun else 0
 
@@ -64,24 +61,24 @@ class Reel:
         return min(max(at_ns, span.first_ns), span.last_ns)
 
     def passed_ns(self, at_ns: int) -> int:
-        """How much comes before a moment."""
+        """Duration of the recording before a moment."""
         place = self.place(at_ns)
         return self._starts_ns[place] + self.clamp(at_ns) - self.spans[place].first_ns
 
     def at(self, passed_ns: int) -> int:
-        """The moment before which there is so much."""
+        """The moment after that much of the recording; inverse of `passed_ns`."""
         passed_ns = min(max(passed_ns, 0), self.total_ns)
         place = max(place for place in range(len(self.spans)) if self._starts_ns[place] <= passed_ns)
         return self.spans[place].first_ns + passed_ns - self._starts_ns[place]
 
 
 class Pace:
-    """What time it is in the recording. Goes on by a clock of ours while it plays."""
+    """Clock of the recording: runs at a multiple of the monotonic clock, and can be paused and set."""
 
     def __init__(
         self, at_ns: int, speed: float = 1.0, *, playing: bool = True, clock: Callable[[], int] = time.monotonic_ns
     ) -> None:
-        """Begin at a moment; a `speed` of 2 plays two seconds in one."""
+        """Start at a moment; a `speed` of 2 plays two seconds in one."""
         self._clock = clock
         self._at_ns, self._since_ns = at_ns, clock()
         self._speed = speed
@@ -90,7 +87,7 @@ class Pace:
 
     @property
     def now_ns(self) -> int:
-        """The moment that has come."""
+        """Current time in the recording."""
         if not self.running:
             return self._at_ns
         return self._at_ns + int((self._clock() - self._since_ns) * self._speed)
@@ -102,7 +99,7 @@ class Pace:
 
     @property
     def playing(self) -> bool:
-        """Whether it is meant to: it may be held up."""
+        """Whether the viewer wants time to pass; `hold` may prevent it."""
         return self._playing
 
     @playing.setter
@@ -112,7 +109,7 @@ class Pace:
 
     @property
     def speed(self) -> float:
-        """How many seconds pass in one of ours."""
+        """Seconds of the recording per second."""
         return self._speed
 
     @speed.setter
@@ -121,17 +118,17 @@ class Pace:
         self._speed = speed
 
     def move(self, at_ns: int) -> None:
-        """It is this moment now."""
+        """Set the current time."""
         self._at_ns, self._since_ns = at_ns, self._clock()
 
     def hold(self, held: bool) -> None:
-        """Stand at this moment whatever is meant, or no longer."""
+        """Stop the clock during a seek, or release it."""
         self.move(self.now_ns)
         self._held = held
 
 
 class Replay:
-    """Plays one attempt. What is due by the pace comes at once: set to a moment, it brings the state there."""
+    """Source of one attempt's frames. Everything that is due comes at once, so that a moved pace means a seek."""
 
     def __init__(
         self,
@@ -139,115 +136,103 @@ class Replay:
         attempt: Attempt,
         pace: Pace,
         *,
+        start: tuple[int, int],
         end_ns: int,
+        on_alerts: Callable[[bytes, int], None] | None = None,
         sleep: Callable[[float], object] = time.sleep,
     ) -> None:
-        """Begin at the last checkpoint before the moment that it is by `pace`. After `end_ns` nothing is known."""
+        """Begin at a `start` from `Recorded.restore`. After `end_ns` nothing is known. Recorded texts of open alerts,
+        with their times, go to `on_alerts` between the frames.
+        """
         self.known: set[int] = {endpoint.rank for endpoint in attempt.run.endpoints}
-        """Ranks that had told where they listen."""
+        """Ranks that had registered an address."""
         self.here: set[int] = set()
-        """None: that a process has ended stands in the recording."""
+        """Always empty: exits of processes are in the recording."""
         self.refused: dict[int, str] = {}
-        """None of them, ever."""
+        """Always empty."""
         self.attempt = attempt
         self.pace = pace
         self.end_ns = end_ns
-        self._recorded, self._sleep = recorded, sleep
-        checkpoint = recorded.checkpoint(attempt, pace.now_ns)
-        self.began_ns = attempt.first_ns if checkpoint is None else checkpoint.at_ns
-        """What is played begins here."""
-        self.tables: list[bytes] = [] if checkpoint is None else checkpoint.tables
-        """Steps from before that moment, which the state must have before it is given frames."""
-        self._first: deque[tuple[int, bytes]] = deque()
-        if checkpoint is not None:
-            # Each at its own time: what a rank has said last is as old as it was.
-            self._first.extend(zip(checkpoint.times_ns, checkpoint.payloads, strict=True))
-        self._after = -1 if checkpoint is None else checkpoint.position
+        self._recorded, self._on_alerts, self._sleep = recorded, on_alerts, sleep
+        self.began_ns, self._after = start
         self._read_ns = self.began_ns - SLACK_NS
-        """Up to here it has been read."""
+        """Time up to which frames have been read."""
         self.played_ns = self.began_ns
-        """Up to here frames have been handed out."""
+        """Time of the last frame that was yielded."""
         self._next: Entry | None = None
         self._exhausted = False
         self._entries = self._read()
 
     @property
     def at_end(self) -> bool:
-        """Whether nothing is left of it, and its time is up."""
-        return not self._first and self._ahead() is None and self.pace.now_ns >= self.end_ns
+        """Whether all frames were yielded and the end is reached."""
+        return self._ahead() is None and self.pace.now_ns >= self.end_ns
 
     @property
     def next_ns(self) -> int:
-        """When the next frame came; at the end, the end."""
+        """Time of the next frame; at the end, the end."""
         entry = self._ahead()
         return self.end_ns if entry is None else entry.at_ns
 
     def poll(self, timeout_ms: int = TICK_MS) -> Frame | Tick:
-        """The next frame that is due, or a tick if none is in time."""
-        if self._first:
-            at_ns, payload = self._first.popleft()
-            return Frame(_CHECKPOINT, payload, at_ns)
-        entry = self._ahead()
+        """The next frame that is due, or a tick after the timeout."""
         if timeout_ms > 0 and self.next_ns > self.pace.now_ns:
             ahead_s = (self.next_ns - self.pace.now_ns) / 1e9 / self.pace.speed
             self._sleep(min(timeout_ms / 1e3, max(ahead_s, MIN_S) if self.pace.running else timeout_ms / 1e3))
         now_ns = self.pace.now_ns
-        if entry is None or entry.at_ns > now_ns:
-            if now_ns > self.end_ns:
-                self.pace.move(self.end_ns)
-            return Tick(min(now_ns, self.end_ns))
-        if self.pace.running and now_ns - entry.at_ns > MAX_BEHIND_S * 1e9 * self.pace.speed:
-            self.pace.move(entry.at_ns)
-        self._next, self.played_ns = None, entry.at_ns
-        return Frame(entry.topic, entry.payload, entry.at_ns)
+        while (entry := self._ahead()) is not None and entry.at_ns <= now_ns:
+            self._next, self.played_ns = None, entry.at_ns
+            if self._on_alerts is not None and entry.topic == ALERTS_TOPIC:
+                self._on_alerts(entry.payload, entry.at_ns)
+                continue
+            if self.pace.running and now_ns - entry.at_ns > MAX_BEHIND_S * 1e9 * self.pace.speed:
+                self.pace.move(entry.at_ns)
+            return Frame(entry.topic, entry.payload, entry.at_ns)
+        if now_ns > self.end_ns:
+            self.pace.move(self.end_ns)
+        return Tick(min(now_ns, self.end_ns))
 
     def poll_ready(self, most: int) -> list[Frame]:
-        """More of what is due, at most so many: on the way to another moment that is all there was."""
+        """Further frames that are due, up to the next text of alerts: it applies to the state after these."""
         frames: list[Frame] = []
-        while self._first and len(frames) < most:
-            at_ns, payload = self._first.popleft()
-            frames.append(Frame(_CHECKPOINT, payload, at_ns))
         now_ns = self.pace.now_ns
         while len(frames) < most and (entry := self._ahead()) is not None and entry.at_ns <= now_ns:
+            if entry.topic == ALERTS_TOPIC:
+                break
             self._next, self.played_ns = None, entry.at_ns
             frames.append(Frame(entry.topic, entry.payload, entry.at_ns))
         return frames
 
     def extend(self, attempt: Attempt, end_ns: int) -> None:
-        """More of it was recorded meanwhile."""
+        """Continue with what was recorded meanwhile."""
         self.attempt, self.end_ns = attempt, max(end_ns, self.end_ns)
         if self._exhausted:
             self._exhausted, self._entries = False, self._read()
 
     def want_stacks(self, ranks: frozenset[int]) -> None:
-        """Nobody is there who could answer; what was answered then comes by itself."""
+        """Does nothing: recorded stacks are among the frames."""
 
     def want_buckets(self, wanted: bool) -> None:
-        """As above."""
+        """Does nothing: recorded buckets are among the frames."""
 
     def close(self) -> None:
-        """The recording belongs to whoever opened it."""
-        self._first.clear()
+        """Stop reading. The recording is closed by its owner."""
         self._entries.close()
 
     def _ahead(self) -> Entry | None:
-        """The next frame; None = there is none, or none yet."""
+        """Peek at the next frame; None = there is none so far."""
         if self._next is None and not self._exhausted:
             self._next = next(self._entries, None)
             self._exhausted = self._next is None
         return self._next
 
     def _read(self) -> Generator[Entry, None, None]:
-        """What was recorded, by windows: of a long recording no more is looked at than is played."""
-        window_ns = WINDOW_NS
-        while self._read_ns < self.attempt.last_ns:
-            upto_ns = min(self._read_ns + window_ns, self.attempt.last_ns)
-            found = False
-            for entry in self._recorded.entries(
-                self.attempt, from_ns=self._read_ns, upto_ns=upto_ns, after=self._after, alerts=True
-            ):
-                found = True
-                yield entry
+        while self._read_ns < (upto_ns := self.attempt.last_ns):
+            yield from self._recorded.entries(
+                self.attempt,
+                from_ns=self._read_ns,
+                upto_ns=upto_ns,
+                after=self._after,
+                alerts=self._on_alerts is not None,
+            )
             self._read_ns = upto_ns
-            # Where nothing was recorded for long, larger and larger parts of it are passed over.
-            window_ns = WINDOW_NS if found else 2 * window_ns

@@ -1,26 +1,26 @@
-"""A run on disk: the very frames that came, in one SQLite file. Shared by who writes it (outputs) and who reads it
-(sources).
+"""Format of a recording: one SQLite file with the original frames of a run in compressed blocks.
 
-    attempt       a run that was recorded: its `run.json` without addresses. A restarted job is the next attempt
-    span          how far an attempt was followed: silence after its last frame counts, too
-    block         about a second of frames of up to 64 ranks, compressed; found by time and by rank. Blocks that were
-                  written together are one `portion`. Those of `ALERTS` hold how open alerts read, as their text changed
-    checkpoint    messages that bring an empty state to a moment, so that a reader can begin there; what begins with
-                  `wire.NO_MESSAGE` is a table of steps (`core.tables`), older recordings have them in the messages
-    gap           frames that came and could not be written, because the disk was full
-    alert         each change of an alert that was told, as it was judged when it happened
-    writer        the process that records now, if one does
+    attempt       a recorded run: its `run.json` without addresses. A restarted job is the next attempt
+    span          time up to which an attempt was followed, including silence after its last frame
+    block         about a second of frames of up to 64 ranks, compressed; indexed by time and by rank. Blocks that were
+                  written together are one `portion`. Blocks of shard `ALERTS` hold the texts of open alerts
+    checkpoint    messages that bring an empty state to a moment, so that reading can start there; payloads that begin
+                  with `wire.NO_MESSAGE` are step tables (`core.state.step_codec`)
+    gap           frames that were received and could not be written, because the disk was full
+    alert         each change of an alert, as it was reported when it happened
+    writer        the process that is recording, if any
 
-Times are Unix nanoseconds of the recorder's host at its start, carried on by its monotonic clock: they never jump.
-Frames are numbered in the order in which they came (`position`), across all blocks of a recording.
+Times are Unix nanoseconds of the recorder's host at its start, continued by its monotonic clock: they never jump.
+Frames are numbered in the order of arrival (`position`), across all blocks of a recording.
 
-What is read here may have been written by anybody: it is bounded and typed, like what comes off the wire.
+Files are untrusted: what is read is bounded and typed, like what comes off the wire.
 """
 
 from __future__ import annotations
 
-from itertools import pairwise
-from typing import TYPE_CHECKING, Annotated, Final, NamedTuple
+from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
+from typing import TYPE_CHECKING, Annotated, Final, NamedTuple, TypeVar
 
 import msgspec
 import zstandard
@@ -35,22 +35,22 @@ if TYPE_CHECKING:
 
 SCHEMA: Final = 1
 APPLICATION_ID: Final = 0x64647077
-"""`ddpw`: tells a recording from any other SQLite file."""
+"""SQLite application id `ddpw` of recordings."""
 SUFFIX: Final = ".ddpw"
 PAGE_BYTES: Final = 4096
 SHARD_RANKS: Final = 64
 """Ranks whose frames share a block."""
 NO_RANK: Final = -1
-"""The shard of what is about no rank: lines of log files, and what could not be read."""
+"""Shard of frames without a rank: lines of log files, and unreadable frames."""
 ALERTS: Final = -2
-"""The shard of how open alerts read at a moment. It has no frames of the run in it, and its positions count nothing."""
+"""Shard of the texts of open alerts. It holds no frames of the run, and its positions do not count."""
 ALERTS_TOPIC: Final = b"alerts"
 MAX_BLOCK_BYTES: Final = 64 << 20
-"""No block is larger than this when it is unpacked; one that claims to be is not read."""
+"""Max bytes of a block when decompressed; one that claims more is not read."""
 LATEST_NS: Final = 2**62
-"""In the year 2116. A time outside of these bounds was never written by us."""
+"""Exclusive upper bound of times in Unix nanoseconds: the year 2116."""
 LEVEL: Final = 1
-"""Of compression. Higher ones find nothing more: what is left are the last digits of times."""
+"""Zstandard compression level. Higher levels gain nothing: what is left are the last digits of times."""
 MAX_LIMITS: Final = 64
 
 _OF_ATTEMPT: Final = "id INTEGER PRIMARY KEY, attempt INTEGER NOT NULL"
@@ -68,14 +68,14 @@ TABLES: Final = (
     f"CREATE TABLE alert ({_OF_ATTEMPT}, at_ns INTEGER NOT NULL, kind TEXT NOT NULL, event BLOB NOT NULL)",
     "CREATE TABLE writer (node TEXT NOT NULL, pid INTEGER NOT NULL, pid_created_s REAL NOT NULL)",
 )
-"""As they stand in the file, word by word: a file with others in it is not asked anything.
+"""Exact SQL of the tables; a file with any other is not queried.
 
-`block.position` is that of the last frame in it; `checkpoint.position` that of the last one before it.
+`block.position` is that of the last frame in it; `checkpoint.position` that of the last frame before it.
 """
 
 
 class Entry(NamedTuple):
-    """One frame as it is kept."""
+    """One recorded frame."""
 
     position: int
     at_ns: int
@@ -83,41 +83,40 @@ class Entry(NamedTuple):
     payload: bytes
 
 
+@dataclass(slots=True)
 class Columns:
-    """Frames that are collected for a block, in the order of their positions. Plain lists of plain values: there are
-    thousands a second, and Python's garbage collector would look at each tuple of them.
+    """Frames of a block by columns, in the order of their positions.
+
+    Lists of plain values, because Python's garbage collector would visit thousands of tuples a second.
     """
 
-    __slots__ = ("payloads", "positions", "times_ns", "topics")
-
-    def __init__(self) -> None:
-        self.positions: list[int] = []
-        self.times_ns: list[int] = []
-        self.topics: list[bytes] = []
-        self.payloads: list[bytes] = []
+    positions: list[int] = field(default_factory=list)
+    times_ns: list[int] = field(default_factory=list)
+    topics: list[bytes] = field(default_factory=list)
+    payloads: list[bytes] = field(default_factory=list)
 
 
 class NoRecording(NoSuchRun):
-    """There is no such file, or nothing is in it."""
+    """The file does not exist, or nothing was recorded in it."""
 
 
 class Unreadable(UsageError):
-    """A file is no recording, or cannot be read by this version."""
+    """A file is not a recording, or this version cannot read it."""
 
 
 class Torn(Unreadable):
-    """A recording that SQLite cannot read any more, or only in part."""
+    """A damaged recording that SQLite cannot read, or only in part."""
 
 
 class Damaged(Exception):
-    """A part of a recording cannot be read; the others can. Counted, never shown as an error."""
+    """One part of a recording cannot be read. Counted, never shown as an error."""
 
 
 class _Block(Struct, array_like=True):
-    """Frames by columns: what is alike stands together, which is what a compressor looks for."""
+    """Frames by columns, which compress better than rows."""
 
     positions: list[Count]
-    """The first one, then differences."""
+    """Delta-encoded, like the times."""
     times_ns: list[int]
     topics: list[Annotated[bytes, Meta(max_length=MAX_TOPIC_BYTES)]]
     payloads: list[Annotated[bytes, Meta(max_length=MAX_FRAME_BYTES)]]
@@ -128,123 +127,90 @@ class _Messages(Struct, array_like=True):
     payloads: list[Annotated[bytes, Meta(max_length=MAX_BLOCK_BYTES)]]
 
 
-_encoder: Final = msgspec.msgpack.Encoder()
+_Decoded = TypeVar("_Decoded")
 _block_decoder: Final = msgspec.msgpack.Decoder(_Block)
 _messages_decoder: Final = msgspec.msgpack.Decoder(_Messages)
 
 
 def pack(frames: Columns) -> bytes:
-    """Frames as the data of a block."""
-    block = _Block(_steps(frames.positions), _steps(frames.times_ns), frames.topics, frames.payloads)
-    return squeeze(_encoder.encode(block))
+    """Encode frames as the data of a block."""
+    block = _Block(_deltas(frames.positions), _deltas(frames.times_ns), frames.topics, frames.payloads)
+    return _compressed(block)
 
 
-def unpack(data: bytes) -> list[Entry]:
-    """The frames of a block. Raises `Damaged`."""
-    block = _block(data)
-    entries, position, at_ns = [], 0, 0
-    for step, passed_ns, topic, payload in zip(
-        block.positions, block.times_ns, block.topics, block.payloads, strict=True
-    ):
-        position += step
-        at_ns += passed_ns
-        if not 0 <= at_ns < LATEST_NS:
-            raise Damaged(f"a frame of {at_ns}")
-        entries.append(Entry(position, at_ns, topic, payload))
-    return entries
-
-
-def unpack_payloads(data: bytes, wanted: Callable[[bytes], bool]) -> list[bytes]:
-    """Of the frames of a block only what was told under the topics that are wanted. Raises `Damaged`."""
-    block = _block(data)
-    topics = {topic for topic in set(block.topics) if wanted(topic)}
-    if not topics:
-        return []
-    return [payload for topic, payload in zip(block.topics, block.payloads, strict=True) if topic in topics]
-
-
-def _block(data: bytes) -> _Block:
-    try:
-        block = _block_decoder.decode(unsqueeze(data))
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise Damaged(str(error)) from None
+def unpack(data: bytes, wanted: Callable[[bytes], bool] | None = None) -> list[Entry]:
+    """Decode the frames of a block: all, or those whose topic is wanted. Raises `Damaged`."""
+    block = _decompressed(data, _block_decoder)
     if not len(block.positions) == len(block.times_ns) == len(block.topics) == len(block.payloads):
         raise Damaged("columns of different length")
-    return block
+    times_ns = list(accumulate(block.times_ns))
+    if times_ns and not (min(times_ns) >= 0 and max(times_ns) < LATEST_NS):
+        raise Damaged("a time outside of the bounds")
+    columns = zip(accumulate(block.positions), times_ns, block.topics, block.payloads, strict=True)
+    if wanted is None:
+        return list(map(Entry._make, columns))
+    topics = set(filter(wanted, set(block.topics)))
+    return [Entry._make(frame) for frame in columns if frame[2] in topics]
 
 
-def _steps(numbers: Sequence[int]) -> list[int]:
+def _deltas(numbers: Sequence[int]) -> list[int]:
     return [*numbers[:1], *[later - earlier for earlier, later in pairwise(numbers)]]
 
 
 def pack_messages(messages: Sequence[tuple[int, bytes]]) -> bytes:
-    """Messages, each with the time that it counts from, as the data of a checkpoint."""
-    return squeeze(_encoder.encode(_Messages([at_ns for at_ns, _ in messages], [payload for _, payload in messages])))
+    """Encode messages, each with its time, as the data of a checkpoint."""
+    return _compressed(_Messages([at_ns for at_ns, _ in messages], [payload for _, payload in messages]))
 
 
 def unpack_messages(data: bytes) -> list[tuple[int, bytes]]:
-    """The messages of a checkpoint. Raises `Damaged`."""
-    try:
-        messages = _messages_decoder.decode(unsqueeze(data))
-        return list(zip(messages.times_ns, messages.payloads, strict=True))
-    except (msgspec.DecodeError, UnicodeDecodeError, ValueError, RecursionError) as error:
-        raise Damaged(str(error)) from None
+    """Decode the messages of a checkpoint. Raises `Damaged`."""
+    messages = _decompressed(data, _messages_decoder)
+    if len(messages.times_ns) != len(messages.payloads):
+        raise Damaged("columns of different length")
+    return list(zip(messages.times_ns, messages.payloads, strict=True))
 
 
-def squeeze(data: bytes) -> bytes:
-    """Compressed, with a checksum. Its context is made each time: it is small, and belongs to no thread."""
-    return zstandard.ZstdCompressor(level=LEVEL, write_content_size=True, write_checksum=True).compress(data)
+def _compressed(message: _Block | _Messages) -> bytes:
+    """Encode and compress with a checksum. A context per call, because contexts are not thread-safe."""
+    compressor = zstandard.ZstdCompressor(level=LEVEL, write_content_size=True, write_checksum=True)
+    return compressor.compress(msgspec.msgpack.encode(message))
 
 
-def unsqueeze(data: bytes) -> bytes:
-    """What was compressed, unless it claims to be larger than any block is. Raises `Damaged`."""
+def _decompressed(data: bytes, decoder: msgspec.msgpack.Decoder[_Decoded]) -> _Decoded:
+    """Decompress up to `MAX_BLOCK_BYTES` and decode. Raises `Damaged`."""
     try:
         size = zstandard.frame_content_size(data)
         if not 0 <= size <= MAX_BLOCK_BYTES:
             raise Damaged(f"a block of {size} bytes")
-        return zstandard.ZstdDecompressor().decompress(data)
-    except (zstandard.ZstdError, MemoryError) as error:
+        return decoder.decode(zstandard.ZstdDecompressor().decompress(data))
+    except (zstandard.ZstdError, MemoryError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise Damaged(str(error)) from None
 
 
 class RecordedBy(Struct):
-    """Who recorded a run, and by which limits it was judged meanwhile. Stands in its description."""
+    """Version of the recorder and its thresholds, a part of a run's description."""
 
     recorder: str = ""
-    """Version of ddpwatch; empty = not told."""
+    """Version of ddpwatch; empty = unknown."""
     limits: dict[str, dict[str, float]] = {}
-    """Those that were not the ones of that version."""
+    """Thresholds that differed from the defaults of that version."""
+
+
+_RUN_FIELDS: Final = ("schema", "id", "name", "job", "attempt", "world_size", "started_unix_s")
+_ENDPOINT_FIELDS: Final = ("rank", "host", "node", "pid", "pid_created_s")
 
 
 def describe(run: RunFile, judged: RecordedBy | None = None) -> bytes:
-    """What is kept of a run file. Field by field: addresses and keys are nobody's business who is given the file."""
-    return msgspec.json.encode(
-        {
-            "schema": run.schema,
-            "id": run.id,
-            "name": run.name,
-            "job": run.job,
-            "attempt": run.attempt,
-            "world_size": run.world_size,
-            "started_unix_s": run.started_unix_s,
-            "endpoints": [
-                {
-                    "rank": endpoint.rank,
-                    "host": endpoint.host,
-                    "node": endpoint.node,
-                    "pid": endpoint.pid,
-                    "pid_created_s": endpoint.pid_created_s,
-                    "address": "",
-                }
-                for endpoint in run.endpoints
-            ],
-            **msgspec.structs.asdict(judged or RecordedBy()),
-        }
-    )
+    """Encode the fields of a run file that may be passed on to others: no addresses, no keys."""
+    described = {name: getattr(run, name) for name in _RUN_FIELDS}
+    described["endpoints"] = [
+        {name: getattr(endpoint, name) for name in _ENDPOINT_FIELDS} | {"address": ""} for endpoint in run.endpoints
+    ]
+    return msgspec.json.encode(described | msgspec.structs.asdict(judged or RecordedBy()))
 
 
 def run_of(description: bytes) -> RunFile | None:
-    """The run that a recording describes; None = that cannot be read."""
+    """Decode the description of a run; None = unreadable."""
     try:
         return msgspec.json.decode(description, type=RunFile)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -252,7 +218,7 @@ def run_of(description: bytes) -> RunFile | None:
 
 
 def recorded_by_of(description: bytes) -> RecordedBy:
-    """By whom it was recorded and by which limits it was judged, as far as that can be read."""
+    """Decode the version of the recorder and its thresholds; defaults if unreadable."""
     try:
         judged = msgspec.json.decode(description, type=RecordedBy)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):

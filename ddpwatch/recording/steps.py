@@ -1,12 +1,7 @@
-"""A recorded attempt from its first step to its last, in windows of aligned steps: what reports, exports and
-comparisons are made from.
+"""Windows of aligned steps from a recorded attempt, read once from its first frame to its last.
 
-Goes through the frames once and keeps no more than the state does, however long the run was.
-
-All recorded steps of a run added up, as a dashboard has them that has looked on from its beginning to its end.
-
-Who goes to the end of a recording has the last steps only. The others are read from the beginning, in portions, so that
-whoever waits for something else does not wait for this.
+Reports, exports and comparisons are made from them. Memory is bounded by the state, however long the run was.
+`WholeRun` adds all steps up within time budgets, for a viewer that does something else in between.
 """
 
 from __future__ import annotations
@@ -19,7 +14,8 @@ import numpy as np
 from ddpwatch.core.metrics.aggregate import Aggregate
 from ddpwatch.core.metrics.window import aligned_window, held_by_all, together
 from ddpwatch.core.state.step_store import CROWDED_STEPS
-from ddpwatch.recording.schema import LATEST_NS, Unreadable
+from ddpwatch.recording.reader import Checkpoint
+from ddpwatch.recording.schema import Unreadable
 from ddpwatch.wire import STEP_BYTES
 
 if TYPE_CHECKING:
@@ -30,22 +26,24 @@ if TYPE_CHECKING:
     from ddpwatch.recording.reader import Attempt, Recorded
 
 CHUNK_STEPS: Final = CROWDED_STEPS // 2
-"""Steps in a window: so few that all ranks still have them, however many ranks there are."""
+"""Max steps in a window: few enough that all ranks still store them, however many ranks there are."""
 BETWEEN_LOOKS: Final = 256
-"""Frames between two looks at how far the ranks are, …"""
+"""Max frames between two checks for steps that are ready."""
 LOOKS: Final = 512
+"""Number of checks in a short recording, as far as `MIN_BETWEEN` permits."""
 MIN_BETWEEN: Final = 8
-"""… or fewer of a short recording, so that it is looked at so many times."""
-LAST_POSITION: Final = LATEST_NS - 1
+"""Min frames between two checks."""
 LOOK_BYTES: Final = 64 * STEP_BYTES
-"""It is also looked after so much of each rank has come: of a run with many steps a second, before they are let go."""
+"""Bytes per rank after which steps are checked too: with many steps a second, before their ring overwrites them."""
 RESERVE: Final = 0.25
-"""Of the steps that are kept of a rank, so much is left free for those that come until the next look."""
+"""Fraction of a rank's step ring that is left free for the steps up to the next check."""
 SILENCE_NS: Final = 1_500_000_000
-"""After so long without any frame the ranks may be so far on that what is there has to make room."""
+"""Nanoseconds without any frame after which the ranks may have advanced beyond the ring: pending steps go out first."""
 PATIENCE_FRAMES: Final = 16
-"""So many frames of each rank are read before steps go out without the histories that have not come: they come one
-after the other, after the first live steps, and that of a rank which starts late comes later."""
+"""Frames per rank after which steps go out without missing histories. Histories arrive one after another, after the
+first live steps, and that of a late rank later still."""
+NEARLY: Final = 0.99
+"""Max fraction shown as read before the end."""
 
 
 class Readout:
@@ -58,115 +56,109 @@ class Readout:
         progress: Callable[[int], None] | None = None,
         hear: Callable[[bytes], None] | None = None,
     ) -> None:
-        """Nothing is read yet. `progress` is told, now and then, how many more frames are done; `hear` is given each of
-        them, before it is taken in.
-        """
+        """`progress` gets the number of frames read since its last call, `hear` each payload before the state does."""
         self.attempt = attempt
         self.frames = recorded.frames(attempt)
         self.state = attempt.new_state()
-        """How far it has been read; at the end, how the run ended."""
+        """State up to the last frame read; at the end, how the run ended."""
         self.skipped = 0
-        """Steps that not all ranks had, or that unusual things happened in and were not asked for."""
+        """Number of steps that not all ranks had, or that were unusual and not requested."""
         self._recorded = recorded
         self._progress, self._hear = progress, hear
-        self._next = self._position = -1
+        self._unusual = False
+        self._next = -1
+        """Index of the next step to go out; -1 = no step is known."""
         self._compared: Sequence[RankState] = ()
-        """Ranks that were compared at the last look."""
+        """Ranks that were compared at the last check."""
 
     def windows(self, *, unusual: bool = False) -> Iterator[Window]:
-        """All aligned steps in order; with a pause, an evaluation or a skipped update in them only if asked for."""
+        """All aligned steps in order; those with a pause, an evaluation or a skipped update only if `unusual`."""
         return (window for window in self.portions(unusual=unusual) if window is not None)
 
     def portions(self, *, unusual: bool = False) -> Iterator[Window | None]:
-        """The same for whoever has something else to do between: None = some more was read, and no steps are ready."""
-        done = number = come_bytes = came_ns = 0
+        """The same windows, with None after every portion of frames, so that the caller can do something else."""
+        self._unusual = unusual
+        done = number = pending_bytes = received_ns = 0
+        restored = False
         between = min(max(self.frames // LOOKS, MIN_BETWEEN), BETWEEN_LOOKS)
-        # Of a large run they are sooner taken in together.
-        come: list[tuple[bytes | memoryview, int]] = []
-        for number, entry in enumerate(self._recorded.entries(self.attempt), 1):
-            if entry.position != self._position + 1:
-                self._take(come)
-                yield from self._bridged(entry.position, unusual=unusual)
-            elif entry.at_ns - came_ns >= SILENCE_NS and self._next >= 0:
-                self._take(come)
-                yield from self._ready(1, unusual=unusual, last=True)
-            self._position, came_ns = entry.position, entry.at_ns
+        # Ingesting many frames together is faster in a large run.
+        pending: list[tuple[bytes | memoryview, int]] = []
+        for item in self._recorded.bridged(self.attempt):
+            if isinstance(item, Checkpoint):
+                restored, received_ns = True, item.at_ns
+                self._ingest(pending)
+                # The checkpoint may be so far ahead that it overwrites the steps in the ring.
+                yield from self._flushed()
+                item.apply(self.state)
+                yield from self._ready(CHUNK_STEPS)
+                continue
+            if item.at_ns - received_ns >= SILENCE_NS:
+                self._ingest(pending)
+                yield from self._flushed()
+            received_ns = item.at_ns
+            number += 1
             if self._hear is not None:
-                self._hear(entry.payload)
-            come.append((entry.payload, entry.at_ns))
-            come_bytes += len(entry.payload)
-            if number % between == 0 or come_bytes >= LOOK_BYTES * self.state.world_size:
-                come_bytes = 0
-                self._take(come)
+                self._hear(item.payload)
+            pending.append((item.payload, item.at_ns))
+            pending_bytes += len(item.payload)
+            if number % between == 0 or pending_bytes >= LOOK_BYTES * self.state.world_size:
+                pending_bytes = 0
+                self._ingest(pending)
                 if self._progress is not None:
                     self._progress(number - done)
                     done = number
-                if self._all_heard or number > PATIENCE_FRAMES * self.state.world_size:
-                    yield from self._ready(CHUNK_STEPS, unusual=unusual)
+                if self._all_snapped or number > PATIENCE_FRAMES * self.state.world_size:
+                    yield from self._ready(CHUNK_STEPS)
                 yield None
-        self._take(come)
-        yield from self._bridged(LAST_POSITION, unusual=unusual)
-        if not number and self._position < 0 and self._recorded.damaged:
+        self._ingest(pending)
+        if not number and not restored and self._recorded.damaged:
             raise Unreadable(f"{self._recorded.path} is damaged, and nothing of that attempt can be read")
         self.state.tick(self.attempt.last_ns)
-        yield from self._ready(1, unusual=unusual, last=True)
+        yield from self._ready(1, last=True)
         if self._next >= 0:
-            # Of a rank that was killed, or whose data has ended, the others have some more.
+            # Other ranks may have steps after the last one of a rank that was killed or ran out of data.
             furthest = max((rank.steps.newest for rank in self.state.ranks.values()), default=-1)
             self.skipped += max(furthest - self._next + 1, 0)
 
-    def _take(self, come: list[tuple[bytes | memoryview, int]]) -> None:
-        self.state.ingest_all(come)
-        come.clear()
-
-    def _bridged(self, before: int, *, unusual: bool) -> Iterator[Window]:
-        """Where frames are missing, because they were let go, could not be written or cannot be read: what the
-        checkpoints between tell of them.
-        """
-        for checkpoint in self._recorded.checkpoints(self.attempt, self._position, before):
-            if self._next >= 0:
-                # It may be so far on that what is there has to make room for it.
-                yield from self._ready(1, unusual=unusual, last=True)
-            checkpoint.apply(self.state)
-            self._position = checkpoint.position
-            yield from self._ready(CHUNK_STEPS, unusual=unusual)
+    def _ingest(self, pending: list[tuple[bytes | memoryview, int]]) -> None:
+        self.state.ingest_all(pending)
+        pending.clear()
 
     @property
-    def _all_heard(self) -> bool:
+    def _all_snapped(self) -> bool:
         ranks = self.state.ranks.values()
         return len(ranks) >= self.state.world_size and all(rank.snapped for rank in ranks)
 
-    def _ready(self, least: int, *, unusual: bool, last: bool = False) -> Iterator[Window]:
-        """Steps go out when there are at least so many. Those that a rank has not told are waited for as long as its
-        history may still bring them, unless this is the `last` time: after a recorder went on into the file, or a host
-        came back, the first live steps come before the histories of the time between.
+    def _flushed(self) -> Iterator[Window]:
+        """All steps so far, before later ones may overwrite them."""
+        if self._next >= 0:
+            yield from self._ready(1, last=True)
+
+    def _ready(self, least: int, *, last: bool = False) -> Iterator[Window]:
+        """Steps that are ready, if there are `least` of them. Steps that a rank has not sent are waited for as long as
+        its history may bring them, unless this is the `last` time: after a recorder restarted, or a host came back, the
+        first live steps arrive before the histories of the time between.
         """
         ranks = together(self.state)
-        yield from self._with_those_left_out(ranks, unusual=unusual)
+        before, self._compared = self._compared, ranks
+        if {rank.rank for rank in before} - {rank.rank for rank in ranks}:
+            # Steps with a rank that is not compared any more go out up to its last one.
+            yield from self._up_to(min(rank.steps.newest for rank in before), before, 1, -1)
         front = min((rank.steps.newest for rank in ranks), default=-1)
         if self._next < 0 and front >= 0:
             self._next = max(int(rank.steps.indices()[0]) for rank in ranks)
         furthest = max((rank.steps.newest for rank in ranks), default=-1)
-        # Later steps take the place of those up to here before the next look.
+        # Later steps overwrite those up to here before the next check.
         pressing = furthest - int(self.state.kept_steps * (1 - RESERVE))
         if last:
             pressing = furthest
         elif self._awaits_others(ranks):
             front, least = min(front, pressing), 1
-        yield from self._up_to(front, ranks, least, pressing, unusual=unusual)
+        yield from self._up_to(front, ranks, least, pressing)
 
-    def _with_those_left_out(self, ranks: Sequence[RankState], *, unusual: bool) -> Iterator[Window]:
-        """Who is not compared with the others any more goes out with them as far as it has come."""
-        before, self._compared = self._compared, ranks
-        if {rank.rank for rank in before} - {rank.rank for rank in ranks}:
-            front = min(rank.steps.newest for rank in before)
-            yield from self._up_to(front, before, 1, -1, unusual=unusual)
-
-    def _up_to(
-        self, front: int, ranks: Sequence[RankState], least: int, pressing: int, *, unusual: bool
-    ) -> Iterator[Window]:
-        """The steps of these ranks up to `front`. One that a rank has not told is passed over if it is not later than
-        `pressing`, and else is where it ends.
+    def _up_to(self, front: int, ranks: Sequence[RankState], least: int, pressing: int) -> Iterator[Window]:
+        """The steps of these ranks up to `front`. A step that a rank has not sent is skipped if it is not later than
+        `pressing`; otherwise it ends the windows.
         """
         while self._next >= 0 and front - self._next + 1 >= least:
             until = min(front, self._next + CHUNK_STEPS - 1)
@@ -183,14 +175,14 @@ class Readout:
                 # Up to the first that is missing.
                 whole = int(held.argmin())
                 indices, held, usual = indices[:whole], held[:whole], usual[:whole]
-            chosen = indices[held if unusual else usual]
+            chosen = indices[held if self._unusual else usual]
             self.skipped += len(indices) - len(chosen)
             self._next += len(indices)
             if len(chosen):
                 yield aligned_window(self.state, ranks, chosen)
 
     def _awaits_others(self, ranks: Sequence[RankState]) -> bool:
-        """Whether somebody who is not compared just now may come back and tell what was missed."""
+        """Whether a rank that is not compared at the moment may come back and send the steps that are missing."""
         compared = {rank.rank for rank in ranks}
         return any(
             rank.last_received_ns is not None
@@ -201,10 +193,10 @@ class Readout:
         )
 
     def _next_held(self, ranks: Sequence[RankState], front: int) -> int:
-        """The first step from the next one on that all have; the one after `front`, if there is none."""
+        """The first step from the next one on that all ranks have; `front + 1` if there is none."""
         first = self._next
         while first <= front:
-            # What nobody keeps any more, or what is a gap or claims to be one, is not gone through one by one.
+            # Skips what no ring holds at once: a gap, or what claims to be one, may be of any length.
             first = max(first, *(int(rank.steps.indices()[0]) for rank in ranks))
             indices = np.arange(first, min(front, first + CHUNK_STEPS - 1) + 1, dtype=np.int64)
             held, _ = held_by_all(ranks, indices)
@@ -214,14 +206,11 @@ class Readout:
         return front + 1
 
 
-NEARLY: Final = 0.99
-
-
 class WholeRun:
-    """One attempt, read from its first frame to its last."""
+    """Aggregate of all recorded steps of an attempt, read within time budgets."""
 
     def __init__(self, recorded: Recorded, attempt: Attempt) -> None:
-        """Nothing is read yet, nor is it looked how much there is: somebody may wait for the first picture."""
+        """Read nothing yet, not even the number of frames: the first screen may be waiting."""
         self.attempt = attempt
         self.done = False
         self.aggregate = Aggregate()
@@ -232,11 +221,11 @@ class WholeRun:
 
     @property
     def part(self) -> float:
-        """How much of it was read, from 0 to 1, which is the end and nothing else."""
+        """Fraction read, from 0 to 1; 1 only at the end."""
         return 1.0 if self.done else min(self._read / self._frames, NEARLY)
 
     def go_on(self, budget_s: float) -> None:
-        """Read for so long at most."""
+        """Read for at most that many seconds."""
         until_s = time.monotonic() + budget_s
         if self._portions is None:
             readout = Readout(self._recorded, self.attempt, self._count)

@@ -1,10 +1,6 @@
-"""The file behind a recorder: makes it, writes portions into it, and lets go of what is too old or too much.
+"""The recorder's SQLite file: creation, writing in transactions, and retention by age and size.
 
-Used by one thread at a time.
-
-Lets go of the oldest part of a recording, by age or by size, and gives its room back.
-
-What stays begins at a checkpoint, so that it can be read from its first frame on.
+Used by one thread at a time. What retention keeps begins at a checkpoint, so that it can be read from its first frame.
 """
 
 from __future__ import annotations
@@ -27,6 +23,7 @@ from ddpwatch.recording.database import check_file, connect, create_tables
 from ddpwatch.recording.schema import ALERTS, LATEST_NS, Unreadable, describe, pack, pack_messages
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from ddpwatch.core.alerts.model import Alert
@@ -34,31 +31,47 @@ if TYPE_CHECKING:
     from ddpwatch.recording.writer import Portion
 
 CLEAR_S: Final = 10.0
-"""It is looked so often what must go."""
+"""Seconds between two runs of retention."""
 ROOM: Final = 0.97
-"""When there is too much, so much of what is allowed is kept."""
+"""Fraction of the size limit that is kept when it is exceeded."""
 SPARE: Final = 0.1
-"""Part of the file that may be empty: it is filled again soon. What is more goes back to the disk …"""
+"""Fraction of the file's pages that may stay free for reuse; more are returned to the file system."""
 AT_ONCE_PAGES: Final = 16_384
-"""… but no more than this at a time."""
+"""Max pages that are returned to the file system at a time."""
+FRESH_S: Final = 30.0
+"""Seconds since the last write of a recorder on another host in which it counts as running."""
+LAST_WAIT_MS: Final = 200
+"""Max milliseconds to wait for readers when the file is closed."""
+
+
+@contextlib.contextmanager
+def _transaction(database: sqlite3.Connection) -> Iterator[None]:
+    database.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+        database.execute("COMMIT")
+    except BaseException:
+        with contextlib.suppress(sqlite3.Error):
+            database.execute("ROLLBACK")
+        raise
 
 
 class Retention:
-    """Of one file, for the thread that writes it."""
+    """Removes the oldest part of a recording, by age or by size. Used by the thread that writes it."""
 
     def __init__(self, database: sqlite3.Connection, *, keep_s: float | None, max_bytes: int | None) -> None:
-        """Without limits nothing ever goes."""
+        """Without limits nothing is removed."""
         self._database = database
         self._keep_s, self._max_bytes = keep_s, max_bytes
         self._due_s = 0.0
 
     def clear(self) -> None:
-        """Look what must go, if it is time to."""
+        """Remove what exceeds the limits, at most every `CLEAR_S`."""
         now_s = time.monotonic()
         if (self._keep_s is None and self._max_bytes is None) or now_s < self._due_s:
             return
         self._due_s = now_s + CLEAR_S
-        # A disk that is full now may not be later: what could not be cleared away is looked for again.
+        # On a full disk it fails, and is tried again later.
         with contextlib.suppress(sqlite3.Error):
             if self._keep_s is not None:
                 (until_ns,) = self._database.execute("SELECT max(until_ns) FROM span").fetchone()
@@ -68,14 +81,14 @@ class Retention:
             self._give_back()
 
     def _forget_before(self, at_ns: int) -> None:
-        """Let everything go that no reader needs who begins at that time."""
+        """Remove everything that a reader that starts at that time does not need."""
         query = "SELECT id, attempt, at_ns, position FROM checkpoint WHERE at_ns <= ? ORDER BY at_ns DESC LIMIT 1"
         row = self._database.execute(query, (at_ns,)).fetchone()
         if row is not None:
             self._begin_at(*row)
 
     def _shrink(self, upto_bytes: int) -> None:
-        """Let the oldest go until the rest fits."""
+        """Remove the oldest part until the rest fits."""
         too_much = self._used_bytes() - upto_bytes
         sizes = self._database.execute(
             "SELECT attempt, last_ns, length(data) FROM block ORDER BY attempt, last_ns, portion, shard"
@@ -89,7 +102,7 @@ class Retention:
         sizes.close()
         if oldest is None:
             return
-        # Checkpoints before that go as well, so this is a little too much, and never too little.
+        # Earlier checkpoints are removed too, so this is slightly more than necessary, and never less.
         query = (
             "SELECT id, attempt, at_ns, position FROM checkpoint WHERE (attempt, at_ns) >= (?, ?) "
             "ORDER BY attempt, at_ns LIMIT 1"
@@ -99,10 +112,9 @@ class Retention:
             self._begin_at(*row)
 
     def _begin_at(self, checkpoint: int, attempt: int, at_ns: int, position: int) -> None:
-        """What was before this checkpoint goes. Alerts of the same attempt stay: some of them may be open yet."""
+        """Remove what was before a checkpoint, except alerts of the same attempt: some may still be open."""
         database = self._database
-        database.execute("BEGIN IMMEDIATE")
-        try:
+        with _transaction(database):
             for table in ("attempt", "span", "block", "checkpoint", "gap", "alert"):
                 column = "id" if table == "attempt" else "attempt"
                 database.execute(f"DELETE FROM {table} WHERE {column} < ?", (attempt,))  # noqa: S608 - our own names
@@ -111,18 +123,13 @@ class Retention:
                 "DELETE FROM block WHERE attempt = ? AND last_ns <= ? AND position <= ? AND shard <> ?",
                 (attempt, at_ns, position, ALERTS),
             )
-            # How alerts read at the checkpoint was written after it, with the same time.
+            # The texts of alerts at the checkpoint were written after it, with the same time.
             database.execute(
                 "DELETE FROM block WHERE attempt = ? AND last_ns < ? AND shard = ?", (attempt, at_ns, ALERTS)
             )
             database.execute(
                 "DELETE FROM checkpoint WHERE attempt = ? AND at_ns <= ? AND id < ?", (attempt, at_ns, checkpoint)
             )
-            database.execute("COMMIT")
-        except BaseException:
-            with contextlib.suppress(sqlite3.Error):
-                database.execute("ROLLBACK")
-            raise
 
     def _give_back(self) -> None:
         spare = int(SPARE * self._number("page_count"))
@@ -140,21 +147,15 @@ class Retention:
         return int(self._database.execute(f"PRAGMA {name}").fetchone()[0])
 
 
-FRESH_S: Final = 30.0
-"""A recorder on another host has written within this time, or it does no more."""
-LAST_WAIT_MS: Final = 200
-"""Longest wait for readers when the file is closed."""
-
-
 class Shelf:
-    """A recording that is written."""
+    """A recording that is open for writing."""
 
     def __init__(self, path: Path, *, keep_s: float | None, max_bytes: int | None) -> None:
-        """Open it, or make it. Refuses a file that is something else, or that another process writes."""
+        """Open or create the file. Rejects one that is not a recording, or that another process writes."""
         self.path = path
         made = _is_missing(path)
         self._was_there = made and path.exists()
-        """As an empty file, which is left as it was if nothing is recorded."""
+        """Whether there was an empty file, which stays empty if nothing is recorded."""
         if made:
             _make(path)
         self._database = connect(path, write=True)
@@ -172,10 +173,10 @@ class Shelf:
         self._unused = made
 
     def _read(self) -> None:
-        """What is there already is gone on with."""
+        """Continue after the existing content."""
         database = self._database
         self.next_position = self.next_portion = self.last_ns = 0
-        # By the newest rows, of which a portion has some: the largest of all would have to be looked for everywhere.
+        # From the rows of the newest portion: the maximum over all rows would scan the table.
         newest = "SELECT position, portion, last_ns FROM block ORDER BY id DESC LIMIT 65536"
         for position, portion, last_ns in database.execute(newest):
             if portion < self.next_portion - 1:
@@ -191,31 +192,27 @@ class Shelf:
         if self.last_ns >= LATEST_NS:
             raise UsageError(f"{self.path} has times in it that cannot be; record into another file")
         self._attempts: dict[str, tuple[int, bytes, int]] = {}
-        """By run: the number of the attempt, what is written about it, and of how many ranks."""
+        """By run id: number of the attempt, its description, and its number of ranks."""
         for number, text in database.execute("SELECT id, run FROM attempt"):
             with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
                 run = msgspec.json.decode(text, type=rundir.RunFile)
                 self._attempts[run.id] = number, text, len(run.endpoints)
         self._latest: tuple[rundir.RunFile, RecordedBy, int] | None = None
-        """The run of the last portion, by whom it was judged, and the number of its attempt."""
+        """Run, recorder and number of the attempt of the last portion."""
         self._left = {number for number, _, _ in self._attempts.values()}
-        """Attempts that another recorder has written, and nobody has gone on with yet."""
+        """Attempts of earlier recorders that were not continued yet."""
 
     def put(self, portion: Portion) -> None:
-        """Write it, wholly or not at all. Raises what SQLite raises, or `OSError` if the file is not there any more."""
+        """Write a portion in one transaction. Raises what SQLite raises, or `OSError` if the file was removed."""
         self._check_place()
-        database = self._database
         attempts = dict(self._attempts)
-        database.execute("BEGIN IMMEDIATE")
         try:
-            attempt = self._attempt(portion)
-            if attempt in self._left:
-                self._close_alerts(attempt)
-            self._put(portion, attempt)
-            database.execute("COMMIT")
+            with _transaction(self._database):
+                attempt = self._attempt(portion)
+                if attempt in self._left:
+                    self._close_alerts(attempt)
+                self._put(portion, attempt)
         except BaseException:
-            with contextlib.suppress(sqlite3.Error):
-                database.execute("ROLLBACK")
             self._attempts = attempts
             raise
         self._latest = portion.run, portion.judged, attempt
@@ -224,7 +221,7 @@ class Shelf:
         self._retention.clear()
 
     def close(self) -> None:
-        """Leave one file that can be copied, if the disk and its readers let us; none if nothing was recorded."""
+        """Leave a single file without a WAL, if disk and readers permit; none if nothing was recorded."""
         for statement in (
             f"PRAGMA busy_timeout = {LAST_WAIT_MS}",
             "DELETE FROM writer",
@@ -240,7 +237,7 @@ class Shelf:
                 if self._was_there:
                     os.truncate(self.path, 0)
                 else:
-                    # What was made, and not a link to it, which was there.
+                    # The file that was created, and not an existing link to it.
                     self.path.resolve().unlink()
 
     def _put(self, portion: Portion, attempt: int) -> None:
@@ -278,7 +275,7 @@ class Shelf:
 
     def _attempt(self, portion: Portion) -> int:
         if self._latest is not None and self._latest[0] is portion.run and self._latest[1] is portion.judged:
-            # As nearly always: the description of a thousand ranks need not be made to see that it is the same.
+            # Nearly always: saves encoding the description of a thousand ranks to compare it.
             return self._latest[2]
         text, ranks = describe(portion.run, portion.judged), len(portion.run.endpoints)
         number, before, known = self._attempts.get(portion.run.id, (0, b"", 0))
@@ -288,7 +285,7 @@ class Shelf:
             ).fetchone()
             number = int(row[0])
         elif text != before and ranks >= known:
-            # More ranks have come, or it is judged by other limits. One who attaches again knows no fewer.
+            # More ranks registered, or thresholds changed. A recorder that attaches again knows no fewer ranks.
             self._database.execute("UPDATE attempt SET run = ? WHERE id = ?", (text, number))
         else:
             return number
@@ -296,7 +293,7 @@ class Shelf:
         return number
 
     def _close_alerts(self, attempt: int) -> None:
-        """What was open when the last recorder ended was so up to there; who goes on judges anew."""
+        """Close the alerts that were open when the last recorder ended; the next one evaluates anew."""
         database = self._database
         still_open: dict[tuple[str, str], Alert] = {}
         for (text,) in database.execute("SELECT event FROM alert WHERE attempt = ? ORDER BY id", (attempt,)):
@@ -310,7 +307,7 @@ class Shelf:
             last = alert.last
             until_ns = last.now_ns if row is None else max(row[0], last.now_ns)
             unix_ns = last.unix_ns + until_ns - last.now_ns if last.unix_ns else 0
-            # Which step that was nobody has judged: `core.recalled` knows such an end by it.
+            # `core.alerts.recorded.RejoinedAlerts` recognizes such an end by its missing step.
             ended = replace(alert, closed=Moment(None, until_ns, unix_ns))
             database.execute(
                 "INSERT INTO alert (attempt, at_ns, kind, event) VALUES (?, ?, ?, ?)",
@@ -318,48 +315,38 @@ class Shelf:
             )
 
     def _claim(self) -> None:
-        """Say that we write it, unless somebody else does."""
+        """Register this process as the writer, unless another one is."""
         database = self._database
-        # Readers go on while we write, and what was committed survives our end.
+        # In WAL mode readers are not blocked, and commits survive a kill.
         database.execute("PRAGMA journal_mode = WAL")
         database.execute("PRAGMA synchronous = NORMAL")
-        database.execute("BEGIN IMMEDIATE")
-        try:
+        with _transaction(database):
             self._refuse_if_written()
             database.execute("DELETE FROM writer")
             pid = os.getpid()
             ours = (rundir.node_id(), pid, rundir.created_s(pid) or 0.0)
             database.execute("INSERT INTO writer VALUES (?, ?, ?)", ours)
-            database.execute("COMMIT")
-        except BaseException:
-            with contextlib.suppress(sqlite3.Error):
-                database.execute("ROLLBACK")
-            raise
-        # Into the file itself: a copy of it alone tells by this that it was not closed.
+        # Into the file itself, so that a copy without the WAL shows that it was not closed.
         database.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
 
     def _refuse_if_written(self) -> None:
+        (until_ns,) = self._database.execute("SELECT max(until_ns) FROM span").fetchone()
+        is_fresh = time.time_ns() - (until_ns or 0) < FRESH_S * 1e9
         for node, pid, created_s in self._database.execute("SELECT node, pid, pid_created_s FROM writer").fetchall():
             if not (isinstance(node, str) and isinstance(pid, int) and isinstance(created_s, float)):
                 continue
-            if self._writes(node, pid, created_s):
+            if rundir.runs_here(node, pid, created_s) if node == rundir.node_id() else is_fresh:
                 raise UsageError(f"{self.path} is being written by process {pid}; record into another file")
 
-    def _writes(self, node: str, pid: int, created_s: float) -> bool:
-        if node == rundir.node_id():
-            return rundir.runs_here(node, pid, created_s)
-        (until_ns,) = self._database.execute("SELECT max(until_ns) FROM span").fetchone()
-        return time.time_ns() - (until_ns or 0) < FRESH_S * 1e9
-
     def _check_place(self) -> None:
-        """What is written into a file without a name is lost with our end."""
+        """Raise `OSError` if the path leads to another file: what is written into an unlinked one is lost."""
         found = self.path.stat()
         if (found.st_dev, found.st_ino) != (self._file.st_dev, self._file.st_ino):
             raise OSError(0, "another file has taken its place")
 
 
 def _is_missing(path: Path) -> bool:
-    """Whether a new recording is to be made there."""
+    """Whether a new recording is to be created there."""
     try:
         found = path.stat()
     except FileNotFoundError:
@@ -370,9 +357,9 @@ def _is_missing(path: Path) -> bool:
 
 
 def _make(path: Path) -> None:
-    """A new and empty recording, which only its owner may read: it holds names, paths and stacks.
+    """Create an empty recording that only its owner may read: it holds names, paths and stacks.
 
-    All at once: who is killed meanwhile leaves an empty file, and who makes it at the same time finds it made.
+    Atomic: a killed process leaves an empty file, and concurrent ones find the tables created.
     """
     try:
         handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
@@ -382,8 +369,6 @@ def _make(path: Path) -> None:
             os.close(handle)
         with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as database:
             create_tables(database)
-    except OSError as error:
-        raise UsageError(f"cannot make {path}: {error.strerror}") from None
-    except sqlite3.Error as error:
-        raise UsageError(f"cannot make {path}: {error}") from None
+    except (OSError, sqlite3.Error) as error:
+        raise UsageError(f"cannot make {path}: {getattr(error, 'strerror', error)}") from None
     check_file(path)

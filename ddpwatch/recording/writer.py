@@ -1,7 +1,7 @@
-"""Keeps what is followed: frames as they came, moments to begin at, and alerts as they were told, in a recording.
+"""Recorder: writes the frames of a run, checkpoints and alerts into a recording.
 
-Whoever follows the run only hands things over. A thread of its own compresses them and writes them once a second, so
-that a slow disk delays nobody; while a disk is full it keeps what it can in memory, says so, and goes on trying.
+A thread of its own compresses and writes portions, so that a slow disk does not delay the viewer. While the disk is
+full, portions wait in a bounded queue in memory, and writing is retried.
 """
 
 from __future__ import annotations
@@ -35,32 +35,33 @@ if TYPE_CHECKING:
     from ddpwatch.sources.frames import Frame
 
 PORTION_NS: Final = 500_000_000
-"""What has come is written so often. A portion that was not handed on in time is at most twice as long: a recorder that
-is killed has lost no more than a second, and what the disk had not taken yet."""
+"""Nanoseconds of frames in a portion. One may be twice as long, so that a killed recorder loses at most a second."""
 PORTION_FRAMES: Final = 16_384
+"""Frames after which a portion is written early."""
 PORTION_BYTES: Final = 8 << 20
-"""… or as soon as so much has come."""
+"""Bytes of payloads after which a portion is written early."""
 SILENCE_NS: Final = 5_000_000_000
-"""So often it is written down that nothing has come."""
+"""Nanoseconds without frames after which the time is recorded nevertheless."""
 CHECKPOINT_FRAMES: Final = 2048
+"""Min frames between two checkpoints."""
 CHECKPOINT_FRAMES_PER_RANK: Final = 16
-"""One can begin to read after so many frames, the larger of the two: a checkpoint of many ranks is large, too."""
+"""Min frames per rank between two checkpoints: a checkpoint of many ranks is large."""
 CHECKPOINT_NS: Final = 60_000_000_000
-"""… or after so much time."""
+"""Nanoseconds after which a checkpoint is due anyway."""
 MAX_TEXTS: Final = 64
-"""Open alerts whose new text is kept in a portion; of more than that, those that have waited longest."""
+"""Max open alerts whose changed text is written in a portion; those written longest ago come first."""
 MAX_OPEN: Final = 1024
-"""… and after a checkpoint, where all are kept."""
+"""Max open alerts that are written after a checkpoint."""
 TEXTS_AT_ONCE: Final = 32
-"""In one frame, which must not become too large."""
+"""Alerts in one frame, whose size is limited."""
 BACKLOG_BYTES: Final = 64 << 20
-"""What cannot be written waits in memory, but not more than this; then the oldest is given up, and counted."""
+"""Max bytes that wait in memory to be written; beyond, the oldest portions are dropped and counted."""
 RETRY_S: Final = 1.0
 
 
 @dataclass
 class Portion:
-    """What is written together, or not at all."""
+    """What is written in one transaction."""
 
     run: RunFile
     began_ns: int
@@ -69,19 +70,19 @@ class Portion:
     shards: dict[int, Columns] = field(default_factory=dict)
     alerts: list[tuple[int, AlertEvent]] = field(default_factory=list)
     texts: Columns = field(default_factory=Columns)
-    """How open alerts read."""
+    """Texts of open alerts."""
     checkpoint: tuple[int, int, list[tuple[int, bytes]]] | None = None
     """Time, position and messages."""
     until_ns: int = 0
-    """The run was followed up to here."""
+    """Time up to which the run was followed."""
     missed: int = 0
-    """Frames before this that were given up."""
+    """Number of frames dropped before this portion."""
     frames: int = 0
     bytes: int = 0
 
 
 class Recorder:
-    """One recording, which may hold several attempts of a job. Used by the thread that follows the run."""
+    """Writer of one recording, which may hold several attempts of a job. Used by the thread that follows the run."""
 
     def __init__(
         self,
@@ -89,28 +90,28 @@ class Recorder:
         *,
         keep_s: float | None = None,
         max_bytes: int | None = None,
-        say: Callable[[str], None] | None = None,
+        say: Callable[[str], object] = lambda _line: None,
     ) -> None:
-        """Open the file, or make it; raises if somebody else is writing it, or it is no recording.
+        """Open or create the file; raises if another process writes it, or it is not a recording.
 
-        What is older than `keep_s` is let go, and the oldest when it has more than `max_bytes`. When writing fails,
-        and when it goes on, `say` is called with a line about it, by a thread of ours.
+        Content older than `keep_s` is removed, and the oldest beyond `max_bytes`. When writing fails, and when it works
+        again, the writer's thread calls `say` with a line about it.
         """
         self.path = path
         self.trouble = ""
-        """Why nothing is written at the moment, in words; empty = it is."""
+        """Why writing fails at the moment; empty = it works."""
         self.given_up = 0
-        """Frames that were given up because they could not be written."""
+        """Number of frames dropped because they could not be written."""
         self.reason = ""
-        """Why something could not be written the last time, in the words of who refused it; empty = all could."""
+        """The last error of SQLite or the system; empty = none."""
         self.written = 0
-        """Frames on disk."""
+        """Number of frames on disk."""
         self._say = say
         self._shelf = Shelf(path, keep_s=keep_s, max_bytes=max_bytes)
-        # Not before what is there already, even if the clock was set back meanwhile.
+        # Not before existing content, even if the clock was set back meanwhile.
         self._unix_ns = max(time.time_ns(), self._shelf.last_ns + 1) - time.monotonic_ns()
         self.goes_on = self._shelf.next_position > 0
-        """Whether frames were in it before."""
+        """Whether the file had frames already."""
         self._portion: Portion | None = None
         self._position = self._shelf.next_position
         self._number = self._shelf.next_portion
@@ -121,7 +122,7 @@ class Recorder:
         self._since_checkpoint = 0
         self._checkpoint_due_ns = 0
         self._texts: dict[tuple[str, str], tuple[Finding, bool | None]] = {}
-        """By alert, what is kept of it; the one that was kept last is last."""
+        """Last written text by alert, the most recent last."""
         self._backlog: deque[Portion] = deque()
         self._wake = Condition()
         self._closing = False
@@ -130,15 +131,13 @@ class Recorder:
 
     @property
     def incomplete(self) -> bool:
-        """Whether something that came is not in the file: frames, or after the end how it ended."""
+        """Whether frames, or the end of the run, are missing in the file."""
         return bool(self.given_up or self.trouble)
 
     def begin(self, run: RunFile, limits: Limits = DEFAULTS) -> None:
-        """What comes from now on is of this run, judged by these limits. If it is in the recording already, it is gone
-        on with.
-        """
+        """Start or continue the attempt of a run, with the thresholds of its rules."""
         now_ns = time.monotonic_ns()
-        self._hand_on(now_ns)
+        self._enqueue(now_ns)
         self._judged = RecordedBy(VERSION, changed(limits))
         self._portion = self._next(run, self._unix_ns + now_ns)
         self._world = run.world_size
@@ -147,16 +146,16 @@ class Recorder:
         self.checkpoint_soon()
 
     def add(self, frames: Iterable[Frame], ranks: Iterable[int | None]) -> None:
-        """Keep frames, each with the rank that it claims to be of."""
+        """Record frames, each with the rank that it claims to be from."""
         assert self._portion is not None, "begin() comes first"
         shards, unix_ns, world, position = self._portion.shards, self._unix_ns, self._world, self._position
         first, size = position, 0
         for (topic, payload, received_ns), rank in zip(frames, ranks, strict=True):
             if received_ns >= self._due_ns + PORTION_NS:
-                # Nobody has rested for long: a portion that spans it all would be found by no time in it.
+                # `rest` was not called for long: a portion that spans all of it could not be found by time.
                 self._count(position - first, size)
                 first, size = position, 0
-                self._hand_on(self._due_ns)
+                self._enqueue(self._due_ns)
                 self._due_ns = received_ns + PORTION_NS
                 shards = self._portion.shards
             shard = rank // SHARD_RANKS if rank is not None and 0 <= rank < world and topic != b"log" else NO_RANK
@@ -172,14 +171,13 @@ class Recorder:
         self._count(position - first, size)
 
     def _count(self, frames: int, size: int) -> None:
-        """So many frames, with so many bytes, have been added to the portion."""
         assert self._portion is not None
         self._position += frames
         self._portion.frames += frames
         self._portion.bytes += size
 
     def tell(self, events: Sequence[AlertEvent], now_ns: int) -> None:
-        """Keep changes of alerts."""
+        """Record changes of alerts."""
         if not events or self._portion is None:
             return
         for event in events:
@@ -190,14 +188,13 @@ class Recorder:
                 self._texts[event.alert.key] = _text(event.alert)
 
     def checkpoint_soon(self) -> None:
-        """One should be able to begin about here."""
+        """Make a checkpoint at the next opportunity."""
         self._checkpoint_due_ns = 0
 
     def rest(self, state: RunState, now_ns: int, alerts: Iterable[Alert] = ()) -> None:
-        """Hand on what is due. To be called when something was taken in, with the state and the open alerts after it.
+        """Queue the portion if it is due. To be called after frames were ingested, with the state and the open alerts.
 
-        What an alert reads is kept once in a portion if it has changed: between two changes that are worth telling its
-        figures go on.
+        Texts of alerts are recorded once per portion if they changed: figures in them change between two events.
         """
         portion = self._portion
         if portion is None:
@@ -211,18 +208,18 @@ class Recorder:
             self._due_ns = now_ns + PORTION_NS
 
     def finish(self, state: RunState, now_ns: int, alerts: Iterable[Alert] = ()) -> None:
-        """No more comes of this run: keep the last of it, and how it ended."""
+        """End the attempt: write the last portion with a final checkpoint."""
         if self._portion is not None:
             self._due_ns = 0
             self.checkpoint_soon()
             self._complete(self._portion, state, now_ns, alerts)
-            self._hand_on(now_ns)
+            self._enqueue(now_ns)
             self._portion = None
             self._texts.clear()
 
     def close(self) -> None:
-        """Write what is left, and leave one file. Waits for the disk, but not for a full one."""
-        self._hand_on(0)
+        """Write what is left and close the file. Waits for the disk, unless it is full."""
+        self._enqueue(0)
         with self._wake:
             self._closing = True
             self._wake.notify()
@@ -237,15 +234,15 @@ class Recorder:
                 self._since_checkpoint, self._checkpoint_due_ns = 0, now_ns + CHECKPOINT_NS
                 portion.checkpoint = self._unix_ns + now_ns, self._position - 1, messages
                 portion.bytes += sum(len(payload) for _, payload in messages)
-                self._welcome(portion, state)
+                self._add_late_ranks(portion, state)
         if portion.checkpoint is None:
             order = {key: place for place, key in enumerate(self._texts)}
             changed = [alert for alert in alerts if self._texts.get(alert.key) != _text(alert)]
             changed.sort(key=lambda alert: order.get(alert.key, -1))
             self._keep_texts(portion, changed[:MAX_TEXTS], now_ns)
-        self._hand_on(now_ns, anyway=True)
+        self._enqueue(now_ns, anyway=True)
         if portion.checkpoint is not None and self._portion is not None:
-            # After it, and not with it: who begins there reads on from there.
+            # In the portion after it: readers that start at the checkpoint continue there.
             self._keep_texts(self._portion, list(alerts)[:MAX_OPEN], now_ns)
 
     def _keep_texts(self, portion: Portion, alerts: Sequence[Alert], now_ns: int) -> None:
@@ -263,8 +260,8 @@ class Recorder:
                 self._texts.pop(alert.key, None)
                 self._texts[alert.key] = _text(alert)
 
-    def _welcome(self, portion: Portion, state: RunState) -> None:
-        """Ranks that came after the run file was read have told themselves where they are."""
+    def _add_late_ranks(self, portion: Portion, state: RunState) -> None:
+        """Add ranks to the description that registered after the run file was read, by their `Hello`."""
         late = [rank for rank in state.ranks.values() if rank.hello is not None and rank.rank not in self._placed]
         if late:
             self._placed.update(rank.rank for rank in late)
@@ -273,7 +270,7 @@ class Recorder:
             portion.run = msgspec.structs.replace(portion.run, endpoints=together)
 
     def _in_file_time(self, alert: Alert) -> Alert:
-        """Times of our own clock mean nothing to who reads it later."""
+        """Convert the alert's times from the monotonic clock to the recording's."""
         since, last, closed = (
             None if moment is None else replace(moment, now_ns=self._unix_ns + moment.now_ns)
             for moment in (alert.since, alert.last, alert.closed)
@@ -287,7 +284,7 @@ class Recorder:
         self._number += 1
         return portion
 
-    def _hand_on(self, now_ns: int, *, anyway: bool = False) -> None:
+    def _enqueue(self, now_ns: int, *, anyway: bool = False) -> None:
         portion = self._portion
         if portion is None or not (anyway or portion.frames or portion.alerts or portion.texts.positions):
             return
@@ -295,7 +292,7 @@ class Recorder:
         self._portion = self._next(portion.run, portion.began_ns)
         with self._wake:
             self._backlog.append(portion)
-            # Neither the first one, which may be under way, nor the last.
+            # Neither the first portion, which may be being written, nor the last.
             while len(self._backlog) > 2 and sum(waiting.bytes for waiting in self._backlog) > BACKLOG_BYTES:
                 dropped, heir = self._backlog[1], self._backlog[2]
                 del self._backlog[1]
@@ -304,7 +301,7 @@ class Recorder:
                 heir.alerts[:0] = dropped.alerts
             self._wake.notify()
 
-    # --- the thread that writes ---
+    # --- writer's thread ---
 
     def _write_all(self) -> None:
         while True:
@@ -325,43 +322,34 @@ class Recorder:
                 self._wake.wait_for(lambda: self._closing, RETRY_S)
 
     def _write(self, portion: Portion) -> bool:
-        """Whether we are done with it."""
+        """Write a portion; returns whether it is done with."""
         try:
             self._shelf.put(portion)
         except (sqlite3.Error, OSError) as error:
-            self.reason = _reason(error)
+            self.reason = getattr(error, "strerror", None) or str(error)
             self._say_trouble(f"cannot write {self.path}: {self.reason}; watching goes on, writing is tried again")
             return False
-        except Exception as error:  # noqa: BLE001 - a thread that ends unheard would lose all that follows
+        except Exception as error:  # noqa: BLE001 - a thread that dies silently would lose all that follows
             self.given_up += portion.frames
             self.reason = f"{type(error).__name__}: {error}"
             self._say_trouble(f"cannot write a part of {self.path}: {self.reason}")
             return True
         self.written += portion.frames
         if portion.missed:
-            # Who reads across the gap would miss what was in it; from here on nobody need.
+            # Readers can restart after the gap from a checkpoint.
             self.checkpoint_soon()
         if self.trouble:
             lost = f"; {self.given_up} frames could not be kept" if self.given_up else "; nothing was lost"
             self.trouble = ""
-            self._print(f"{self.path} is written again{lost}")
+            self._say(f"{self.path} is written again{lost}")
         return True
 
     def _say_trouble(self, text: str) -> None:
         if not self.trouble:
-            self._print(text)
-        self.trouble = text
-
-    def _print(self, text: str) -> None:
-        if self._say is not None:
             self._say(text)
-
-
-def _reason(error: Exception) -> str:
-    """SQLite's words, or those of the system."""
-    return (error.strerror or str(error)) if isinstance(error, OSError) else str(error)
+        self.trouble = text
 
 
 def _text(alert: Alert) -> tuple[Finding, bool | None]:
-    """What is kept anew when it changes."""
+    """The part of an alert that is recorded again when it changes."""
     return alert.finding, alert.stale

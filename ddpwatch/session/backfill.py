@@ -1,8 +1,7 @@
-"""Steps and readings of GPUs from before the moment at which a reading of a recording began, for charts that reach
-further back.
+"""Backfill after a seek: steps and GPU readings from before the checkpoint, for charts that reach further back.
 
-A checkpoint brings only the last of them. The others are looked for backwards, from one checkpoint to the one before,
-and in portions, so that whoever waits for something else does not wait for this.
+Read backwards, from one checkpoint to the previous one, as generators that yield often, so that the caller can do
+something else in between.
 """
 
 from __future__ import annotations
@@ -39,23 +38,21 @@ if TYPE_CHECKING:
     from ddpwatch.recording.reader import Attempt, Recorded
 
 AT_ONCE: Final = 32
-"""Messages between two pauses."""
+"""Messages between two yields."""
 LATE_NS: Final = 2_000_000_000
-"""A step is told up to so long after it has ended."""
+"""Max nanoseconds between the end of a step and its message."""
 GPU_WINDOW_NS: Final = 20_000_000_000
-"""So much of a recording is looked at for readings before they are shown; then twice as much each time …"""
+"""Nanoseconds of the recording that are read for GPU readings before they are shown; doubles each time."""
 MAX_GPU_NS: Final = 80_000_000_000
-"""… but not more than this."""
+"""Max nanoseconds of the recording that are read for GPU readings at a time."""
 GPU_EVERY_NS: Final = 2_000_000_000
-"""A reading comes once a second, or a little later: further back than so much for each is not looked."""
+"""Upper bound of the interval between GPU readings, in nanoseconds; limits how far back they are read."""
 
 
 def fill_in(recorded: Recorded, attempt: Attempt, state: RunState, before_ns: int) -> Iterator[bool]:
-    """Give the ranks the steps that came before a moment, as far back as they are kept. Goes on for as long as it is
-    asked; each time whether the steps so far are a whole again, and worth a look.
-    """
+    """Add the steps before a moment, as far back as rings hold. Yields True when steps are complete, else False."""
     reach_ns, oldest = before_ns, None
-    # A portion that brings nothing has nothing before it: what is missing then was lost, and is not looked for.
+    # If a portion brings nothing, older steps were lost.
     while reach_ns > attempt.first_ns and (now := _oldest(state)) != oldest:
         oldest = now
         if not any(_has_room(state.ranks[rank], step) for rank, step in now.items()):
@@ -73,22 +70,23 @@ def fill_in(recorded: Recorded, attempt: Attempt, state: RunState, before_ns: in
             yield False
         yield True
         ended_ns = [state.ranks[rank].finished_ns(step) for rank, step in _oldest(state).items()]
-        # One after all ranks have told it: what is before the latest of them is missing for nobody.
+        # The latest of the ranks' oldest steps: all ranks have what comes after it.
         reach_ns = min(from_ns, max((ns for ns in ended_ns if ns is not None), default=from_ns))
 
 
 def fill_in_gpus(recorded: Recorded, attempt: Attempt, state: RunState, before_ns: int) -> Iterator[bool]:
-    """The same for what was read of GPUs. It goes back further than steps do, and most frames are of no use to it."""
+    """Add the GPU readings before a moment. Yields True when a history got longer, and False in between."""
     kept = max((rank.gpus.kept for rank in state.ranks.values() if rank.gpus.histories), default=0)
     oldest_ns = max(attempt.first_ns - 1, before_ns - kept * GPU_EVERY_NS)
     reach_ns, window_ns = before_ns, GPU_WINDOW_NS
     while reach_ns > oldest_ns and _gpus_have_room(state):
         from_ns = max(reach_ns - window_ns, oldest_ns)
         read: dict[int, list[GpuReadings | GpuMoment]] = {}
-        for payloads in recorded.payloads(attempt, _tells_gpus, from_ns=from_ns, upto_ns=reach_ns):
-            for payload in payloads:
-                _keep_readings(read, payload)
-            yield False
+        entries = recorded.entries(attempt, from_ns=from_ns, upto_ns=reach_ns, wanted=_has_gpus)
+        for number, entry in enumerate(entries, 1):
+            _keep_readings(read, entry.payload)
+            if number % AT_ONCE == 0:
+                yield False
         longer = False
         for number, rank in enumerate(state.ranks.values(), 1):
             longer |= rank.rank in read and rank.gpus.recall_earlier(read[rank.rank])
@@ -98,12 +96,12 @@ def fill_in_gpus(recorded: Recorded, attempt: Attempt, state: RunState, before_n
         reach_ns, window_ns = from_ns, min(2 * window_ns, MAX_GPU_NS)
 
 
-def _tells_gpus(topic: bytes) -> bool:
+def _has_gpus(topic: bytes) -> bool:
     return topic == TOPICS[Gpus] or topic.startswith(SNAP_PREFIX)
 
 
 class _Bearer(Struct):
-    """Any message that has readings in it: a `Beat` or a `Snap` has those of one moment, a `Gpus` is one."""
+    """The GPU fields of any message: `Beat` and `Snap` have readings of one moment, `Gpus` is one."""
 
     rank: Rank
     mono_ns: Count = 0
@@ -132,7 +130,7 @@ def _gpus_have_room(state: RunState) -> bool:
 
 
 def recall(state: RunState, payload: bytes) -> None:
-    """Take the finished steps out of a message that came earlier than all that is known, and nothing else."""
+    """Take only the finished steps from a message that is older than the state."""
     try:
         message = decode(payload)
     except WireError:
@@ -143,18 +141,18 @@ def recall(state: RunState, payload: bytes) -> None:
     if isinstance(message, Comms):
         rank.amend(message.comms)
     elif isinstance(message, (Beat, Steps, Snap)):
-        # One that is later than the latest was told by a rank that counts in another way.
+        # A later step than the newest comes from a rank that counted differently before.
         rank.steps.put_all([step for step in message.steps if step.index <= rank.steps.newest])
         if isinstance(message, Beat) and message.table:
             rank.steps.put_table(message.table, upto=rank.steps.newest)
 
 
 def _oldest(state: RunState) -> dict[int, int]:
-    """By rank, the first step that it has; without those that have none."""
+    """Index of the first step of each rank that has one."""
     ranks = state.ranks.values()
     return {rank.rank: int(rank.steps.indices()[0]) for rank in ranks if rank.steps.newest >= 0}
 
 
 def _has_room(rank: RankState, oldest: int) -> bool:
-    """Whether older steps than this would be kept."""
+    """Whether the ring has room for older steps than this."""
     return oldest > max(0, rank.steps.newest - rank.steps.store.capacity + 1)

@@ -6,7 +6,6 @@ Prints nothing and starts nothing: the dashboard, `status` and the headless loop
 from __future__ import annotations
 
 from collections import deque
-from itertools import groupby
 from typing import TYPE_CHECKING, Final, Protocol
 
 from ddpwatch.core.alerts.model import KEPT_EVENTS
@@ -15,7 +14,6 @@ from ddpwatch.core.limits import DEFAULTS, Limits
 from ddpwatch.core.monitor import Monitor
 from ddpwatch.core.state.rank import Place
 from ddpwatch.core.state.run import RunState
-from ddpwatch.recording.schema import ALERTS_TOPIC
 from ddpwatch.sources.connections import NO_ANSWER
 from ddpwatch.sources.frames import Frame
 from ddpwatch.sources.live import TICK_MS, Live
@@ -24,58 +22,50 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from ddpwatch.core.alerts.model import AlertEvent
-    from ddpwatch.core.alerts.recorded import RecordedAlerts
     from ddpwatch.core.state.rank import RankState
     from ddpwatch.recording.writer import Recorder
     from ddpwatch.rundir import RunFile
-    from ddpwatch.session.logs import LogFrames
     from ddpwatch.sources.frames import Tick
 
 HISTORY_S: Final = 3.0
-"""Longest wait for the ranks' histories before what has come is judged without the others."""
+"""Max seconds to wait for the ranks' histories before rules are evaluated without the missing ones."""
 READING: Final = 5
-"""So many times as long is waited while frames are still to be read: thousands of histories take their time."""
+"""Factor on `HISTORY_S` while frames are still unread: thousands of histories take longer."""
 SUSPECT_NS: Final = 200_000_000
-"""It is looked so often who should be asked for its stack."""
+"""Nanoseconds between updates of the ranks whose stacks are requested."""
 ASK_NS: Final = 20_000_000
-"""While histories are awaited, it is looked so often whether all have come."""
+"""Nanoseconds between checks whether all histories have arrived."""
 NO_MESSAGE_NS: Final = 30_000_000_000
-"""Where no process can be seen, and somebody has left, the others are gone, too, if nobody says a word for so long."""
+"""Nanoseconds without any message after which remote ranks count as gone, if another rank has left."""
 AT_ONCE: Final = 256
-"""Frames that are taken in together, if they are there: of thousands of ranks there is always one more."""
+"""Max frames that are ingested together: with thousands of ranks there is always one more."""
 
 
 class Source(Protocol):
-    """Where frames come from: the ranks themselves, or something that sounds like them."""
+    """Source of frames: the ranks, a recording or a simulator."""
 
     known: set[int]
     here: set[int]
     refused: dict[int, str]
 
     def poll(self, timeout_ms: int) -> Frame | Tick:
-        """The next frame, or a tick if none comes in time."""
+        """The next frame, or a tick after the timeout."""
 
     def poll_ready(self, most: int) -> list[Frame]:
-        """Frames that follow it at once, at most so many."""
+        """Further frames that are available at once, up to a maximum."""
 
     def want_buckets(self, wanted: bool) -> None:
-        """Ask for the timing of gradient buckets, or no longer."""
+        """Subscribe to the timing of gradient buckets, or unsubscribe."""
 
     def want_stacks(self, ranks: frozenset[int]) -> None:
-        """Ask these ranks, and no others, what their threads are doing."""
+        """Request the stacks of these ranks only."""
 
     def close(self) -> None:
-        """Let go."""
-
-
-def _follow_logs(logs: Sequence[str], since_unix_s: float) -> LogFrames:
-    from ddpwatch.session.logs import LogFrames
-
-    return LogFrames(logs, since_unix_s)
+        """Close all connections."""
 
 
 class RunFollower:
-    """A run that is followed: its frames, and the watch that they feed. To be closed by the thread that made it."""
+    """Feeds the frames of a run to its `Monitor`. To be closed by the thread that created it."""
 
     def __init__(
         self,
@@ -86,24 +76,27 @@ class RunFollower:
         source: Source | None = None,
         logs: Sequence[str] = (),
         recorder: Recorder | None = None,
-        engine: RecordedAlerts | None = None,
+        monitor: Monitor | None = None,
     ) -> None:
-        """Attach. Nothing is judged before all ranks that can have sent their history, or `history_s` have passed.
+        """Attach. Rules are not evaluated before all reachable ranks have sent their history, or `history_s` have
+        passed; a `monitor` that is passed in has its history already.
 
         Frames come from the run itself, or from `source`, which is closed with this; and from log files that match
-        `logs`. What comes is kept by `recorder`, which the caller closes. With `engine`, alerts are its own.
+        `logs`. They go to `recorder`, which the caller closes.
         """
-        places = [Place(endpoint.rank, endpoint.host, endpoint.pid) for endpoint in run.endpoints]
-        self.monitor = Monitor(RunState(run.id, run.name, run.world_size, places), limits, engine)
-        self._recalled = engine
+        if monitor is None:
+            places = [Place(endpoint.rank, endpoint.host, endpoint.pid) for endpoint in run.endpoints]
+            self.monitor = Monitor(RunState(run.id, run.name, run.world_size, places), limits)
+        else:
+            self.monitor = monitor
         self._recorder = recorder
         self._reported: deque[AlertEvent] = deque(maxlen=KEPT_EVENTS)
         if recorder is not None:
             recorder.begin(run, limits)
-        self.answered = False
-        """Whether judging has begun."""
+        self.answered = monitor is not None
+        """Whether rules are being evaluated."""
         self.idle = False
-        """Whether nothing came the last time."""
+        """Whether the last poll brought no frame."""
         self._source: Source = Live(run) if source is None else source
         self._history_s = history_s
         self._began_ns: int | None = None
@@ -111,23 +104,28 @@ class RunFollower:
         self._suspect_due_ns = 0
         self._stack_ranks: frozenset[int] = frozenset()
         self._refused: dict[int, str] = {}
-        self.logs = _follow_logs(logs, run.started_unix_s) if logs else None
+        self.logs = None
+        if logs:
+            # Compiling the log patterns takes 12 ms.
+            from ddpwatch.session.logs import LogFrames
+
+            self.logs = LogFrames(logs, run.started_unix_s)
 
     def advance(self, timeout_ms: int = TICK_MS) -> int:
-        """Take the next frames or tick in; returns the time of the last on the viewer's monotonic clock."""
+        """Process the next frames or tick; returns the time of the last, on the viewer's monotonic clock."""
         item = self._source.poll(0 if self.monitor.behind else timeout_ms)
         self.idle = not isinstance(item, Frame)
         if isinstance(item, Frame):
             frames = [item, *self._source.poll_ready(AT_ONCE)]
             now_ns = frames[-1].received_ns
-            self._take(frames)
+            self._ingest(frames)
         else:
             now_ns = item.now_ns
             (self.monitor if self.answered else self.monitor.state).tick(now_ns, item.viewer_stall_ns)
             if self._began_ns is not None:
                 self._began_ns += item.viewer_stall_ns
         if self.logs is not None:
-            self._take(list(self.logs.poll(now_ns)))
+            self._ingest(list(self.logs.poll(now_ns)))
         if self._recorder is not None:
             self._record_events()
             self._recorder.rest(self.monitor.state, now_ns, self.monitor.book.open.values())
@@ -136,7 +134,7 @@ class RunFollower:
             self._source.want_stacks(self.monitor.suspects | self._stack_ranks)
             self._update_unreachable()
         if not self.answered and now_ns >= self._ask_due_ns:
-            # Not with every frame: with thousands of ranks asking takes longer than reading.
+            # Not with every frame: with thousands of ranks the check takes longer than reading.
             self._ask_due_ns = now_ns + ASK_NS
             self._update_unreachable()
             self.answered = self._time_is_up(now_ns) or not any(map(self._awaited, self._ranks))
@@ -145,7 +143,7 @@ class RunFollower:
         return now_ns
 
     def drain(self) -> list[AlertEvent]:
-        """What has happened to the alerts since the last time, in order."""
+        """Changes of alerts since the last call, in order."""
         if self._recorder is None:
             return self.monitor.book.drain()
         self._record_events()
@@ -154,34 +152,18 @@ class RunFollower:
         return events
 
     def _record_events(self) -> None:
-        """What has happened is recorded when it does, whether or not somebody asks for it."""
+        """Record changes of alerts when they happen, even if `drain` is never called."""
         if self._recorder is not None and self.monitor.book.news:
             events = self.monitor.book.drain()
             self._reported.extend(events)
             self._recorder.tell(events, self.monitor.state.now_ns)
 
-    def _take(self, frames: Sequence[Frame]) -> None:
-        if self._recalled is None:
-            self._take_in(frames)
-            return
-        for of_alerts, together in groupby(frames, key=_tells_alerts):
-            if of_alerts:
-                for frame in together:
-                    self._recalled.refresh(frame.payload, frame.received_ns)
-            else:
-                self._take_in(list(together))
-
-    def _take_in(self, frames: Sequence[Frame]) -> None:
-        ranks = self._taker.ingest_all([(payload, received_ns) for _, payload, received_ns in frames])
+    def _ingest(self, frames: Sequence[Frame]) -> None:
+        # Histories arrive one by one: a rule that saw only the first would evaluate those steps without the others.
+        target = self.monitor if self.answered else self.monitor.state
+        ranks = target.ingest_all([(payload, received_ns) for _, payload, received_ns in frames])
         if self._recorder is not None:
             self._recorder.add(frames, ranks)
-
-    @property
-    def _taker(self) -> Monitor | RunState:
-        """Histories come one by one. A rule that saw the first alone would have judged those steps without the
-        others.
-        """
-        return self.monitor if self.answered else self.monitor.state
 
     def _update_unreachable(self) -> None:
         if self._refused != self._source.refused:
@@ -189,30 +171,29 @@ class RunFollower:
             self.monitor.state.set_unreachable(self._refused)
 
     def want_buckets(self, wanted: bool) -> None:
-        """Ask the ranks for the timing of their gradient buckets, which they send only on demand."""
+        """Subscribe to the timing of gradient buckets, which ranks send only on demand."""
         self._source.want_buckets(wanted)
 
     def read_last_logs(self) -> None:
-        """Take in what the log files have got since; a run that ends writes most of what matters in its last moment."""
+        """Read the log files to their end; a run writes most of what matters in its last moment."""
         if self.logs is not None:
-            self._take(list(self.logs.last(self.monitor.state.now_ns)))
+            self._ingest(list(self.logs.last(self.monitor.state.now_ns)))
 
     def request_stacks(self, ranks: frozenset[int]) -> None:
-        """Ask these ranks, too, what their threads are doing: somebody wants to see it."""
+        """Request the stacks of these ranks too, for display."""
         self._stack_ranks = ranks
 
     @property
     def said_goodbye(self) -> bool:
-        """Whether every rank has."""
+        """Whether every rank has sent its goodbye."""
         return all(rank.bye is not None for rank in self._ranks)
 
     @property
     def ended(self) -> bool:
-        """Whether nothing more can come: all ranks said goodbye, or no process that can be seen is left, or their relay
-        says so.
+        """Whether the run has ended: all ranks sent a goodbye, no observable process is left, or the relay reports it.
 
-        Ranks of other nodes cannot be seen. They hold the end back only as long as they are heard, and had their time.
-        How one has ended that others complain of is waited for.
+        Processes on other nodes are not observable: they delay the end only while they send, and until `rank-lost`
+        names them. The exit of a rank that others blame is waited for.
         """
         state, here = self.monitor.state, self._source.here
         if state.relay is not None and state.relay.ended:
@@ -223,17 +204,17 @@ class RunFollower:
             _has_left(rank) or (rank.rank not in here and state.condition(rank) in {"missing", "silent"})
             for rank in self._ranks
         )
-        return all(over) and (self._had_their_time if here else self._left_alone) and not blame_to_come(state)
+        return all(over) and (self._silent_long_enough if here else self._left_alone) and not blame_to_come(state)
 
     @property
-    def _had_their_time(self) -> bool:
-        """Whether those that are no longer heard have been silent for so long that `rank-lost` names them: they may be
-        why the others have ended. One that was never heard has as much time after the last word of anybody.
+    def _silent_long_enough(self) -> bool:
+        """Whether ranks without a heartbeat have been silent long enough for `rank-lost` to name them: they may be why
+        the others ended. A rank that never sent anything gets the same time after the last message of any rank.
         """
         silent = [rank for rank in self._ranks if not _has_left(rank) and rank.rank not in self._source.refused]
         if not silent:
             return True
-        last_ns = max(map(_last_word_ns, self._ranks))
+        last_ns = max(map(_last_message_ns, self._ranks))
         received_ns = max(last_ns if rank.last_received_ns is None else rank.last_received_ns for rank in silent)
         return self.monitor.state.no_heartbeat_ns(received_ns) > min(
             self.monitor.limits.rank_lost.silent_s * 1e9, NO_MESSAGE_NS
@@ -241,14 +222,14 @@ class RunFollower:
 
     @property
     def _left_alone(self) -> bool:
-        """Whether nobody has said a word for long, and some have left. Where none has, the viewer may be cut off."""
+        """Whether some ranks left and none sent anything for long. If none left, the viewer may be disconnected."""
         state = self.monitor.state
         if state.relay_lost or not any(map(_has_left, self._ranks)):
             return False
-        return state.no_heartbeat_ns(max(map(_last_word_ns, self._ranks))) > NO_MESSAGE_NS
+        return state.no_heartbeat_ns(max(map(_last_message_ns, self._ranks))) > NO_MESSAGE_NS
 
     def close(self) -> None:
-        """Let go of the run; what was not recorded yet is now."""
+        """Finish the recording and close the source."""
         if self._recorder is not None:
             self._record_events()
             self._recorder.finish(self.monitor.state, self.monitor.state.now_ns, self.monitor.book.open.values())
@@ -259,14 +240,12 @@ class RunFollower:
 
     @property
     def _ranks(self) -> Iterator[RankState]:
-        """Those that can be heard; a rank that does not call `install` never will be. One by one: the first of
-        thousands answers most questions, and they are asked with every frame.
-        """
+        """Ranks that have registered, lazily: the first of thousands often decides, and this runs with every frame."""
         known = self._source.known
         return (rank for rank in self.monitor.state.ranks.values() if rank.rank in known)
 
     def _time_is_up(self, now_ns: int) -> bool:
-        """As long as there is something to read, the wait is ours and not the ranks'; but not for ever."""
+        """Whether the wait for histories is over. With frames unread the viewer is the slow one, and waits longer."""
         if self._began_ns is None:
             self._began_ns = now_ns
         waited_s = (now_ns - self._began_ns) / 1e9
@@ -274,18 +253,14 @@ class RunFollower:
 
     def _awaited(self, rank: RankState) -> bool:
         why = self._source.refused.get(rank.rank, "")
-        # Where nothing answers yet, somebody still may.
+        # An address that does not answer yet may still do so.
         return not (rank.snapped or _has_left(rank)) and (not why or why.startswith(NO_ANSWER))
-
-
-def _tells_alerts(frame: Frame) -> bool:
-    return frame.topic == ALERTS_TOPIC
 
 
 def _has_left(rank: RankState) -> bool:
     return rank.bye is not None or rank.gone_ns is not None
 
 
-def _last_word_ns(rank: RankState) -> int:
-    """Viewer's clock when something was last heard of a rank, or of its end."""
+def _last_message_ns(rank: RankState) -> int:
+    """Viewer's monotonic nanoseconds of the last message of a rank, or about its exit."""
     return max(rank.last_received_ns or 0, rank.bye_ns or 0, rank.gone_ns or 0)

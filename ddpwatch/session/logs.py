@@ -1,7 +1,7 @@
-"""Watched log files as frames, so that they go the way of everything else: into the state, and into a recording.
+"""Log files as a source of frames, so that they reach the state and a recording like everything else.
 
-All lines are looked at, and those that say something are told. Of the others the last ones are, to be looked at by
-people: a training that prints ten thousand lines a second is not followed by eye.
+Lines that match a pattern become frames, and of the others the last ones of each poll, for people to read: nobody reads
+ten thousand lines a second.
 """
 
 from __future__ import annotations
@@ -20,33 +20,33 @@ if TYPE_CHECKING:
     from ddpwatch.sources.log_tail import Lines
 
 LAST_LINES: Final = 40
-"""So many of the lines that say nothing are told at a time."""
+"""Max lines without a match that are sent per poll of a file."""
 POLL_NS: Final = 200_000_000
 
 
 class LogFrames:
-    """Follows files. To be closed."""
+    """Follows log files and makes frames of their lines. To be closed."""
 
     def __init__(self, globs: Sequence[str], since_unix_s: float = 0.0) -> None:
-        """Follow every file that matches, from near its end; also those that appear later.
+        """Follow every file that matches, from near its end, and those that appear later from their beginning.
 
-        What is in a file that was last written before `since_unix_s` is of another run, and is left out.
+        The content of files last written before `since_unix_s` belongs to another run, and is skipped.
         """
         self._globs = globs
         self._tail = Tail(globs, from_end=True, since_unix_s=since_unix_s)
         self._due_ns = 0
         self._reported: int | None = None
-        """Troubles that were told; None = not even that logs are watched."""
+        """Number of problems that were sent; None = no frame was sent yet."""
 
     def poll(self, now_ns: int) -> Iterator[Frame]:
-        """What has come since the last time, if that is long enough ago."""
+        """New lines as frames, at most every `POLL_NS`."""
         if now_ns < self._due_ns:
             return
         self._due_ns = now_ns + POLL_NS
         for lines in self._tail.poll():
             yield from _frames(lines, now_ns)
         if self._reported is None or len(self._tail.troubles) > self._reported:
-            # Our own words, which have no file: that logs are watched, and which of them cannot be.
+            # A frame without a file reports that logs are watched, and which of them cannot be.
             texts = self._tail.troubles[self._reported or 0 :]
             if self._reported is None and (older := self._tail.older):
                 end = "its end, as it was" if older == 1 else "their end, as they were"
@@ -59,7 +59,7 @@ class LogFrames:
             yield Frame(TOPICS[LogLines], encode(own), now_ns)
 
     def last(self, now_ns: int) -> Iterator[Frame]:
-        """Everything that is there, the last line without an end included."""
+        """All remaining lines as frames, including a last one without a line end."""
         while True:
             for lines in self._tail.poll():
                 yield from _frames(lines, now_ns)
@@ -69,21 +69,21 @@ class LogFrames:
             yield from _frames(lines, now_ns)
 
     def close(self) -> None:
-        """Let go of the files."""
+        """Close the files."""
         self._tail.close()
 
 
 def _frames(lines: Lines, now_ns: int) -> Iterator[Frame]:
     last = len(lines.texts) - LAST_LINES
-    reported = [
+    chosen = [
         LogLine(lines.first_line + place, fit(text, MAX_LOG_CHARS))
         for place, text in enumerate(lines.texts)
         if place >= last or recognise(text) is not None
     ]
-    skipped = len(lines.texts) - len(reported)
-    for first in range(0, len(reported), MAX_LOG_LINES):
+    skipped = len(lines.texts) - len(chosen)
+    for first in range(0, len(chosen), MAX_LOG_LINES):
         message = LogLines(
-            rank=0, seq=0, source=fit(lines.source[-200:]), lines=reported[first : first + MAX_LOG_LINES],
+            rank=0, seq=0, source=fit(lines.source[-200:]), lines=chosen[first : first + MAX_LOG_LINES],
             skipped=skipped, counted=lines.counted,
         )  # fmt: skip
         skipped = 0

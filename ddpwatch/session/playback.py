@@ -1,21 +1,20 @@
-"""A recording that is looked at, one moment after another or at any of them: the run as it was then, and its alerts.
+"""Playback of a recording with seeks: the run and its alerts as they were at any moment.
 
-Draws nothing and has no thread. Long ways are gone in portions, so that whoever calls can do something between them.
-
-The first moment of an attempt at which there is something to see: before it, ranks are just being heard.
+Draws nothing and has no thread. Long seeks and the search for older steps run within time budgets, so that the caller
+can do something else in between.
 """
 
 from __future__ import annotations
 
 import time
-from collections import defaultdict
 from itertools import chain, islice
-from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
-from ddpwatch.core.alerts.recorded import RecordedAlerts, RejoinedAlerts
+from ddpwatch.core.alerts.recorded import RecordedAlerts
 from ddpwatch.core.limits import DEFAULTS, Limits
 from ddpwatch.core.metrics.window import older_may_count
-from ddpwatch.core.state.step_codec import apply_table
+from ddpwatch.core.monitor import Monitor
+from ddpwatch.recording.alerts import Opened, opened_alerts
 from ddpwatch.recording.moments import NoMoment, clock_of, passed_of, span_text
 from ddpwatch.recording.replay import Pace, Reel, Replay, Span
 from ddpwatch.recording.steps import WholeRun
@@ -26,32 +25,35 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from datetime import tzinfo
 
-    from ddpwatch.core.alerts.model import Severity
     from ddpwatch.core.state.run import RunState
     from ddpwatch.recording.reader import Attempt, Recorded
 
 COMING_NS: Final = 1_000_000_000
-"""So long after the beginning ranks are heard, as a rule: there it is, if there is no step for long."""
+"""Nanoseconds after the start of the moment shown first if no step comes for long: ranks usually connect by then."""
 LONG_NS: Final = 10_000_000_000
-"""A step that comes later than this is not the beginning: it is worth seeing how it was waited for."""
+"""Max nanoseconds after the start in which the first common step is searched: a longer wait is worth seeing."""
 MAX_FRAMES: Final = 20_000
-"""Of thousands of ranks no more is read than this: somebody waits for it."""
+"""Max frames in which the first common step is searched, because the viewer waits for it."""
+GO_ON_NS: Final = 15_000_000_000
+"""Max nanoseconds of a forward seek that plays the frames between; a longer one restores a checkpoint."""
+JUST_S: Final = 3.0
+"""Seconds for which a viewer that went to an alert, and plays on, still counts as being at it."""
+MAX_GAP_NS: Final = 3_600_000_000_000
+"""Max nanoseconds after the last frame in which an alert belongs to the recording: it may be about the silence."""
+
+Filled: TypeAlias = Literal["", "steps", "gpus"]
+"""What was found of the time before a moment; empty = nothing yet."""
 
 
 def first_sight(recorded: Recorded, attempt: Attempt) -> int:
-    """When all ranks had first told a step that they have in common; `COMING_NS` after the beginning, if that took
-    longer than `LONG_NS`.
-    """
+    """Time of the first step that all ranks have; `COMING_NS` after the start, if that took longer than `LONG_NS`."""
     first_ns = attempt.first_ns
     upto_ns = min(first_ns + LONG_NS, attempt.last_ns)
-    state, after = attempt.new_state(), -1
-    checkpoint = recorded.checkpoint(attempt, first_ns)
-    if checkpoint is not None:
-        checkpoint.apply(state)
-        after = checkpoint.position
-        if _in_common(state):
-            return first_ns
-    # Each is asked until it has one, and not again: all of them with every frame is too much for thousands.
+    state = attempt.new_state()
+    _, after = recorded.restore(attempt, first_ns, state)
+    if _in_common(state):
+        return first_ns
+    # Each rank is checked until it has a step: checking all with every frame is too slow for thousands.
     waiting = list(state.ranks.values())
     for entry in islice(recorded.entries(attempt, upto_ns=upto_ns, after=after), MAX_FRAMES):
         state.ingest(entry.payload, entry.at_ns)
@@ -68,30 +70,8 @@ def _in_common(state: RunState) -> bool:
     return step >= 1 and all(rank.steps.has(step) for rank in ranks)
 
 
-GO_ON_NS: Final = 15_000_000_000
-"""So far ahead one goes frame by frame, and keeps what is known; further, one begins at a checkpoint."""
-BETWEEN_LOOKS: Final = 2
-"""Portions of frames that are taken in between two looks at the clock."""
-JUST_S: Final = 3.0
-"""Who went to an alert so short a time ago, and plays, still counts as being there."""
-MAX_GAP_NS: Final = 3_600_000_000_000
-"""An alert so long after the last frame still belongs to the recording: it may be about the silence."""
-
-
-Filled: TypeAlias = Literal["", "steps", "gpus"]
-"""What was found of the time before a moment; empty = nothing yet."""
-
-
-class Opened(NamedTuple):
-    """An alert that was opened."""
-
-    at_ns: int
-    severity: Severity
-    """The worst it came to."""
-
-
 class Playback:
-    """Where one is in a recording. Used by one thread at a time, but for the pace."""
+    """Position in a recording, and the run at that moment. Used by one thread at a time, except for the pace."""
 
     def __init__(
         self,
@@ -102,39 +82,40 @@ class Playback:
         limits: Limits = DEFAULTS,
         clock: Callable[[], int] = time.monotonic_ns,
     ) -> None:
-        """Nothing is read yet but what was told; the recording is closed with this."""
+        """Read the alerts, and no frames yet. The recording is closed with this."""
         self.recorded = recorded
         self.limits = limits
         self.follows: RunFollower | None = None
         """The run at the moment that was reached last; None = none was yet."""
         self.place = 0
-        """Which attempt that is, from 0."""
+        """Index of its attempt."""
         self._sights: dict[int, tuple[Attempt, int]] = {}
         self.opened: tuple[Opened, ...] = ()
-        """The alerts in the order in which they were opened."""
-        self.reel = self._look()
+        """The openings of alerts, in order."""
+        self.reel = self._scan()
         self.pace = Pace(self.reel.spans[0].first_ns, speed, playing=playing, clock=clock)
         self._source: Replay | None = None
         self._engine: RecordedAlerts | None = None
         self._coming: tuple[RunFollower, Replay, RecordedAlerts, int] | None = None
+        """What replaces `follows`, its source, alerts and `place` when the seek arrives."""
         self._filling: Iterator[Filled] | None = None
         self._older_steps: Iterator[Filled] = iter(())
-        """The first part of that."""
+        """The first part of `_filling`."""
         self._whole: WholeRun | None = None
         self._from_ns = self._wanted_ns = 0
         self.seeking = False
-        """Whether a moment that was asked for has not been reached yet."""
+        """Whether the requested moment is not reached yet."""
 
-    # --- where one is ---
+    # --- position ---
 
     @property
     def at_end(self) -> bool:
-        """Whether nothing more was recorded of this attempt."""
+        """Whether the end of this attempt is reached."""
         return not self.seeking and self._source is not None and self._source.at_end
 
     @property
     def progress(self) -> float | None:
-        """How much of the way to the moment that was asked for is done, from 0 to 1; None = one is there."""
+        """Fraction of the seek that is done, from 0 to 1; None = no seek."""
         source = self._source if self._coming is None else self._coming[1]
         if not self.seeking or source is None:
             return None
@@ -142,7 +123,7 @@ class Playback:
 
     @property
     def filling(self) -> bool:
-        """Whether older steps and readings are still looked for."""
+        """Whether older steps and GPU readings are still being read."""
         return self._filling is not None
 
     @property
@@ -151,19 +132,19 @@ class Playback:
         return self._sight_ns(0)
 
     def next_alert(self, way: int) -> int | None:
-        """When the next alert was opened, or with -1 the last one before; None = there is none."""
+        """Time of the next opening of an alert, or with -1 of the previous one; None = there is none."""
         now_ns = self.pace.now_ns
         times_ns = sorted(self.reel.clamp(opened.at_ns) for opened in self.opened)
         if way > 0:
             return next((at_ns for at_ns in times_ns if at_ns > now_ns), None)
-        # Who has just gone to one and plays on is past it, and maybe past the next, and means the one before.
+        # A viewer that just went to an alert and plays on has passed it, maybe the next too, and means the one before.
         just_ns = int(JUST_S * 1e9 * self.pace.speed) if self.pace.playing else 0
         if self._wanted_ns in times_ns and now_ns - self._wanted_ns <= just_ns:
             now_ns = self._wanted_ns
         return next((at_ns for at_ns in reversed(times_ns) if at_ns < now_ns), None)
 
     def moment(self, text: str, zone: tzinfo, near_ns: int | None = None) -> int:
-        """What a person means by it; raises `NoMoment`, which says what the recording covers."""
+        """Parse a moment; raises `NoMoment` with the time that the recording covers."""
         reel = self.reel
         try:
             passed_ns = passed_of(text, reel.total_ns)
@@ -174,9 +155,7 @@ class Playback:
             raise NoMoment(f"{error}; it was recorded {self._covered(zone)}") from None
 
     def before_alert(self, number: int, before_ns: int, zone: tzinfo) -> int:
-        """So long before an alert was opened, the first being 1, but not before there is something to see; raises
-        `NoMoment`.
-        """
+        """The moment `before_ns` before alert `number` opened, but not before the first sight; raises `NoMoment`."""
         if not 1 <= number <= len(self.opened):
             there = f"there are {len(self.opened)}" if self.opened else "there is none"
             raise NoMoment(f"{there} in what was recorded {self._covered(zone)}")
@@ -184,50 +163,53 @@ class Playback:
         return self.reel.clamp(max(at_ns - before_ns, self._sight_ns(self.reel.place(at_ns))))
 
     def is_kept(self, number: int) -> bool:
-        """Whether the moment of an alert is still there: with a limit, the oldest frames go before what was told."""
+        """Whether the moment of an alert is recorded: retention removes frames before alerts."""
         at_ns = self.opened[number - 1].at_ns
         return at_ns >= self.reel.spans[self.reel.place(at_ns)].first_ns
 
     def _covered(self, zone: tzinfo) -> str:
         return span_text(self.reel.spans[0].first_ns, self.reel.spans[-1].last_ns, zone)
 
-    # --- going somewhere ---
+    # --- seeking ---
 
     def seek(self, at_ns: int) -> None:
-        """Go to a moment, or to the nearest there is. `catch_up` does it; who asks again meanwhile goes there."""
+        """Request a moment, or the nearest one; `catch_up` goes there. A further request replaces this one."""
         at_ns = self.reel.clamp(at_ns)
         place = self.reel.place(at_ns)
         self.pace.hold(True)
         self.pace.move(at_ns)
-        self._leave_coming()
+        self._cancel_coming()
         self._wanted_ns, self.seeking = at_ns, True
         if self.follows is not None and self._source is not None and place == self.place:
             self._from_ns = self.follows.monitor.state.now_ns
             if self._from_ns <= at_ns <= self._from_ns + GO_ON_NS:
                 return
         attempt = self.recorded.attempts[place]
-        source = Replay(self.recorded, attempt, self.pace, end_ns=self.reel.spans[place].last_ns)
+        state = attempt.new_state()
+        start = self.recorded.restore(attempt, at_ns, state)
         engine = RecordedAlerts(self.recorded.events(attempt), self.limits)
-        follower = RunFollower(attempt.run, self.limits, source=source, engine=engine, history_s=0.0)
-        for table in source.tables:
-            apply_table(follower.monitor.state, table)
+        end_ns = self.reel.spans[place].last_ns
+        source = Replay(self.recorded, attempt, self.pace, start=start, end_ns=end_ns, on_alerts=engine.refresh)
+        follower = RunFollower(attempt.run, source=source, monitor=Monitor(state, self.limits, engine))
         self._coming, self._from_ns = (follower, source, engine, place), source.began_ns
 
     def catch_up(self, budget_s: float = 3600.0) -> bool:
-        """Go on for so long at most; whether there is still some way to go."""
+        """Continue a seek for at most that many seconds; returns whether it is still under way."""
         if not self.seeking:
             return False
         follower = self.follows if self._coming is None else self._coming[0]
         assert follower is not None
         until_s = time.monotonic() + budget_s
-        while not self._idle_after(follower, BETWEEN_LOOKS):
+        follower.advance(0)
+        while not follower.idle:
             if time.monotonic() >= until_s:
                 return True
+            follower.advance(0)
         self._arrive(follower)
         return False
 
     def step_on(self, has_come: Callable[[], bool], most_ns: int) -> bool:
-        """Play frame after frame until something has come, for so long a time in the recording at most."""
+        """Play frame by frame until `has_come`, for at most that many nanoseconds of the recording."""
         if self.follows is None or self._source is None or self.seeking:
             return False
         until_ns = self.pace.now_ns + most_ns
@@ -241,7 +223,7 @@ class Playback:
         return False
 
     def fill(self, budget_s: float) -> Filled:
-        """Look for older steps and readings for so long at most; which of them were found that are worth a look."""
+        """Read older steps and GPU readings for at most that many seconds; returns what is complete enough to draw."""
         until_s = time.monotonic() + budget_s
         while self._filling is not None and time.monotonic() < until_s:
             found = next(self._filling, None)
@@ -252,16 +234,16 @@ class Playback:
         return ""
 
     def fill_figures(self) -> None:
-        """Look for older steps until the last figures need no more of them. For who draws no chart."""
+        """Read older steps until the latest figures do not depend on more of them, for output without charts."""
         assert self.follows is not None
         state = self.follows.monitor.state
-        # Only between two portions: while one is read, steps are missing that will be there.
+        # Checked only between portions: within one, steps are missing that will come.
         while older_may_count(state) and "steps" in self._older_steps:
             pass
 
     @property
     def whole(self) -> WholeRun:
-        """All recorded steps of this attempt, as far as somebody has had them read."""
+        """Aggregate of all recorded steps of this attempt, as far as it was read."""
         attempt = self.recorded.attempts[self.place]
         known = self._whole
         if known is None or (known.attempt.id, known.attempt.last_ns) != (attempt.id, attempt.last_ns):
@@ -269,14 +251,14 @@ class Playback:
         return known
 
     def refresh(self) -> bool:
-        """Look whether more was recorded meanwhile."""
+        """Take over what was recorded meanwhile; returns whether anything was."""
         if not self.recorded.refresh():
             return False
-        self.reel = self._look()
+        self.reel = self._scan()
         if self._source is not None and self._engine is not None:
             ids = [attempt.id for attempt in self.recorded.attempts]
             if self._source.attempt.id not in ids:
-                # Of a recording with a limit the oldest goes, be it looked at or not.
+                # Retention has removed the attempt that is shown.
                 self._source = None
                 self.seek(self.reel.spans[0].first_ns)
                 return True
@@ -289,33 +271,20 @@ class Playback:
         return True
 
     def close(self) -> None:
-        """Let go of the recording."""
-        self._leave_coming()
+        """Close the recording."""
+        self._cancel_coming()
         self._filling = None
         if self.follows is not None:
             self.follows.close()
         self.recorded.close()
 
-    # --- within ---
-
-    def _look(self) -> Reel:
-        """How far the attempts go, and what was told of them."""
-        opened: list[Opened] = []
-        # By attempt and alert, its place among these; of one that came again, the last.
-        places: dict[tuple[int, tuple[str, str]], int] = {}
-        joined: defaultdict[int, RejoinedAlerts] = defaultdict(RejoinedAlerts)
-        for attempt, at_ns, event in self.recorded.alerts():
-            severity, whose = event.alert.finding.severity, (attempt, event.alert.key)
-            if joined[attempt].event(event).kind == "opened":
-                places[whose] = len(opened)
-                opened.append(Opened(at_ns, severity))
-            elif (place := places.get(whose)) is not None:
-                opened[place] = opened[place]._replace(severity=max(severity, opened[place].severity))
-        self.opened = tuple(opened)
+    def _scan(self) -> Reel:
+        """Read the alerts and the spans of the attempts."""
+        self.opened = opened_alerts(self.recorded)
         return Reel([self._span(attempt) for attempt in self.recorded.attempts])
 
     def _sight_ns(self, place: int) -> int:
-        """Of an attempt. Not after an alert of it: whoever goes on from there to the next would pass that one over."""
+        """First sight of an attempt. Not after one of its alerts, which "next alert" would skip from there."""
         attempt, span = self.recorded.attempts[place], self.reel.spans[place]
         if self._sights.get(place, (None, 0))[0] != attempt:
             self._sights[place] = attempt, first_sight(self.recorded, attempt)
@@ -327,14 +296,6 @@ class Playback:
         within_ns = [at_ns for at_ns, _ in self.recorded.events(attempt) if at_ns <= latest_ns]
         return Span(attempt.first_ns, max([attempt.last_ns, *within_ns]))
 
-    @staticmethod
-    def _idle_after(follower: RunFollower, frames: int) -> bool:
-        for _ in range(frames):
-            follower.advance(0)
-            if follower.idle:
-                return True
-        return False
-
     def _arrive(self, follower: RunFollower) -> None:
         follower.monitor.evaluate_now()
         if self._coming is not None:
@@ -342,15 +303,13 @@ class Playback:
                 self.follows.close()
             self.follows, self._source, self._engine, self.place = self._coming
             self._coming = None
-            attempt, state = self._source.attempt, follower.monitor.state
-            where = self.recorded, attempt, state, self._source.began_ns
-            steps: Iterator[Filled] = ("steps" if whole else "" for whole in fill_in(*where))
-            self._older_steps = steps
-            self._filling = chain(steps, ("gpus" if longer else "" for longer in fill_in_gpus(*where)))
+            where = self.recorded, self._source.attempt, follower.monitor.state, self._source.began_ns
+            self._older_steps = ("steps" if whole else "" for whole in fill_in(*where))
+            self._filling = chain(self._older_steps, ("gpus" if longer else "" for longer in fill_in_gpus(*where)))
         self.seeking = False
         self.pace.hold(False)
 
-    def _leave_coming(self) -> None:
+    def _cancel_coming(self) -> None:
         if self._coming is not None:
             self._coming[0].close()
             self._coming = None

@@ -165,10 +165,7 @@ class Handshakes:
 
 
 def probe(run: RunFile, timeout_s: float = PROBE_S) -> None:
-    """Check whether any rank of a run, or its relay, accepts a connection.
-
-    Raises `AccessRefused` if they refuse, `NoSuchRun` if none answers.
-    """
+    """Check that a rank or the relay accepts connections; raises `AccessRefused`, or `NoSuchRun` if none answers."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     connections = Connections(context, run)
     socket = connections.new_socket()

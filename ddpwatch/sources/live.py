@@ -52,9 +52,8 @@ ANSWER_NS: Final = 100_000_000
 """Max nanoseconds that a rank without an answer delays the next ones."""
 GATHERED_RANKS: Final = 256
 GATHERED_PART: Final = 0.6
-"""Fraction of the timeout that is spent waiting before frames are read together, with more than `GATHERED_RANKS` ranks:
-one of them always has something to read, and each frame would wake the reader. Their common timestamp is no coarser
-than the heartbeat interval of a rank."""
+"""Fraction of the timeout that passes before frames are read together, with more than `GATHERED_RANKS` ranks: otherwise
+each frame would wake the reader. Their common timestamp is no coarser than a rank's heartbeat interval."""
 NO_ANSWER_NS: Final = 2_000_000_000
 """Nanoseconds without an answer after which an address counts as wrong or unreachable."""
 GRACE_NS: Final = 500_000_000
@@ -135,9 +134,7 @@ class Live:
         self._looked_ns = time.monotonic_ns()
 
     def poll(self, timeout_ms: int = TICK_MS) -> Frame | Tick:
-        """The next frame, or a tick after the timeout. If this process was held up, a tick that reports it precedes the
-        frames that arrived meanwhile.
-        """
+        """The next frame, or a tick after the timeout. A tick reports a stall of the viewer before its frames."""
         item = self._held_back.pop(0) if self._held_back else self._next(timeout_ms)
         now_ns = item.received_ns if isinstance(item, Frame) else item.now_ns
         viewer_stall_ns, self._looked_ns = now_ns - self._looked_ns, now_ns
@@ -208,10 +205,8 @@ class Live:
         return frames[0] if frames else None
 
     def _read(self, most: int) -> list[Frame]:
-        """Frames that have arrived, all with the current time. One loop, because this is the hot path with thousands of
-        ranks.
-
-        Message parts are distinguished by content: querying RCVMORE costs more than reading the part.
+        """Frames that have arrived, all with the current time. Hot path with thousands of ranks: one loop, and message
+        parts are distinguished by content, because querying RCVMORE costs more than reading the part.
         """
         frames: list[Frame] = []
         topics, next_part, new, now_ns = self._topics, self._next_part, tuple.__new__, time.monotonic_ns()
@@ -238,9 +233,7 @@ class Live:
         return frames
 
     def _malformed(self, topic: bytes, payload: bytes) -> tuple[bytes, bytes]:
-        """Repair a malformed message: anything but a topic and a payload becomes an empty payload, which counts as
-        unreadable.
-        """
+        """Repair a message that is not topic and payload: its payload becomes empty, which counts as unreadable."""
         if topic not in self._topics:
             while self._socket.getsockopt(zmq.RCVMORE):
                 self._next_part(NOBLOCK)
@@ -266,10 +259,7 @@ class Live:
             self._stack_topic = b""
 
     def want_buckets(self, wanted: bool) -> None:
-        """Subscribe to the first ranks' gradient buckets, or unsubscribe. Ranks send them only while subscribed to.
-
-        Limited to `RANKS_ASKED`, because each rank sends every step.
-        """
+        """Subscribe to gradient buckets of the first `RANKS_ASKED` ranks, or unsubscribe: they send every step."""
         if not wanted and self._buckets is not None:
             self._buckets.close()
             self._buckets = None
@@ -280,9 +270,7 @@ class Live:
                 self._connections.connect(self._buckets, endpoint)
 
     def want_stacks(self, ranks: frozenset[int], *, everything: bool = False) -> None:
-        """Subscribe to the stacks of these ranks only: of the training thread, or with `everything` of all
-        threads. They send them about once a second.
-        """
+        """Subscribe to these ranks' stacks, about one a second: of the training thread, or `everything`."""
         if ranks == self._suspects:
             return
         self._suspects = ranks

@@ -128,9 +128,7 @@ class Tail:
     """
 
     def __init__(self, globs: Sequence[str], *, from_end: bool = False, since_unix_s: float = 0.0) -> None:
-        """Read new files from their beginning, and with `from_end` existing files from near their end. Files last
-        modified before `since_unix_s` are read from their end.
-        """
+        """With `from_end`, existing files are read from near their end; if older than `since_unix_s`, from the end."""
         self._since_unix_s = since_unix_s
         self._globs = tuple(globs)
         self._from_end = from_end
@@ -231,10 +229,13 @@ class Tail:
             self._tell(path, f"{path} cannot be read: {error.strerror}")
             return None
         status = os.fstat(fd)
-        if not stat.S_ISREG(status.st_mode) or self._has(_identity(status)):
+        identity = _identity(status)
+        # The same file may be followed under another path, through a link or a rename.
+        if not stat.S_ISREG(status.st_mode) or any(each.identity == identity for each in self._files.values()):
             os.close(fd)
             return None
-        file = _File(path, fd, self._start(status))
+        place = self._moved.pop(identity, None)
+        file = _File(path, fd, place if place is not None and place.offset <= status.st_size else _Place(0, 1))
         if self._from_end and status.st_mtime < self._since_unix_s:
             file.skip_to(status.st_size)
             self.older += 1
@@ -243,14 +244,6 @@ class Tail:
             file.begins_within_a_line = True
         self._files[path] = file
         return file
-
-    def _start(self, status: os.stat_result) -> _Place:
-        place = self._moved.pop(_identity(status), None)
-        return place if place is not None and place.offset <= status.st_size else _Place(0, 1)
-
-    def _has(self, identity: Identity) -> bool:
-        """Whether the file is followed under another path, through a link or a rename."""
-        return any(file.identity == identity for file in self._files.values())
 
     def _leave(self, file: _File) -> None:
         """Remember the position of a renamed file; the inode of a deleted one may be reused."""

@@ -176,7 +176,10 @@ class ProcessExits:
                 self._ended.append((now_ns, _goodbye_of(endpoint)))
             else:
                 self._running.append(endpoint)
-                self._watch_memory(endpoint.pid)
+                if endpoint.pid not in self._memory:
+                    # The cgroup can be found only while the process lives.
+                    events = events_file(endpoint.pid)
+                    self._memory[endpoint.pid] = events, oom_kills(events)
                 if rundir.alive(endpoint, self._node):
                     self.ends.follow(endpoint.pid)
         # Processes that ended before we connected have nothing in flight to us.
@@ -232,12 +235,6 @@ class ProcessExits:
             if steady and holds and holds != self._reported.get(pid):
                 self._reported[pid] = holds
                 self._ended += [(now_ns, Held(rank=rank, seq=0, by=holds)) for rank in of_it]
-
-    def _watch_memory(self, pid: int) -> None:
-        """Remember the process's cgroup, which can be found only while the process lives."""
-        if pid not in self._memory:
-            events = events_file(pid)
-            self._memory[pid] = events, oom_kills(events)
 
     def _exit_messages(self, endpoint: Endpoint) -> list[Gone | Bye]:
         """Messages about an exit. Until they are sent, `ago_ns` holds its monotonic time."""

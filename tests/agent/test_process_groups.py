@@ -18,9 +18,9 @@ from ddpwatch.agent.process_groups import (
     LOOKUP_AGAIN_NS,
     LOOKUP_ANYWAY_NS,
     Collectives,
-    _bytes,
     _error,
     _timeout_ns,
+    entry_bytes,
 )
 from tests.builders.training import wait_for
 
@@ -122,7 +122,7 @@ def test_the_size_of_an_operation_is_told_in_bytes(tmp_path, dtype, expected):
         dist.broadcast(torch.ones(2, 3).to(dtype), 0)
         entry = Collectives()._entries()[-1]
 
-    assert _bytes(entry) == expected
+    assert entry_bytes(entry) == expected
 
 
 def test_the_timeout_and_the_health_of_a_group_are_its_own(tmp_path):

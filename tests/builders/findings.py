@@ -31,3 +31,8 @@ class Book:
         """The events when this is found at a step."""
         self.book.update(rule, findings, at(step), close_delay=self.close_delay, by_step=self.by_step)
         return [event.kind for event in self.book.drain()]
+
+
+def criticals(monitor):
+    reported = [(event.kind, event.alert.finding) for event in monitor.book.drain()]
+    return [(kind, finding.rule, finding.ranks) for kind, finding in reported if finding.severity is Severity.CRITICAL]

@@ -33,6 +33,11 @@ def train(first=10, count=50, **phases):
     return [make_step(index, **phases) for index in range(first, first + count)]
 
 
+def run_of(world=4, hosts=(), **phases):
+    """A run whose ranks have all trained the same 50 steps."""
+    return make_run({rank: train(**phases) for rank in range(world)}, hosts=hosts)
+
+
 def look(state, history=None, limits=DEFAULTS):
     """What a rule is given: the newest steps that all ranks have."""
     lineup = compared_ranks(state)

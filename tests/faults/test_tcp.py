@@ -202,10 +202,10 @@ def test_the_interface_that_is_named_is_the_one_that_is_bound(bare):
 @pytest.mark.parametrize("store_host", ["", "127.0.0.1", "localhost"])
 def test_a_store_on_loopback_or_in_a_file_does_not_keep_a_rank_from_being_reached(bare, store_host):
     """On one host it listens because it is configured to, which serves viewers on other hosts; README says so."""
-    bare.setattr(address, "_way_to", lambda host: {"": "", "192.0.2.1": "127.0.0.7"}.get(host, "127.0.0.1"))
+    bare.setattr(address, "_source_address", lambda host: {"": "", "192.0.2.1": "127.0.0.7"}.get(host, "127.0.0.1"))
     bare.setattr(address, "_of_interface", lambda name: "")
     assert address._choose(store_host) == ("127.0.0.1", "127.0.0.1"), "there is nothing else here"
-    bare.setattr(address, "_way_to", lambda host: {"": "", "192.0.2.1": "10.9.8.7"}.get(host, "127.0.0.1"))
+    bare.setattr(address, "_source_address", lambda host: {"": "", "192.0.2.1": "10.9.8.7"}.get(host, "127.0.0.1"))
     assert address._choose(store_host) == ("10.9.8.7", "10.9.8.7")
 
 

@@ -65,7 +65,7 @@ def read_all(path):
             reported(recording, attempt)
             list(Readout(recording, attempt).windows(unusual=True))
             recording.frames(attempt)
-        recording.gaps()
+            recording.dropped(attempt)
         recording.refresh()
         return payloads, recording.damaged
 

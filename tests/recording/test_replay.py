@@ -12,12 +12,8 @@ from hypothesis import strategies as st
 
 from ddpwatch.recording.reader import Recorded
 from ddpwatch.recording.replay import Pace, Reel, Replay, Span
-from ddpwatch.recording.schema import ALERTS_TOPIC
 from ddpwatch.sources.frames import Frame, Tick
 from tests.builders.kept_runs import SECOND_NS, UNIX_NS, received, record, recorder_at, tape
-
-OURS = {b"checkpoint", ALERTS_TOPIC}
-"""Topics of what no rank has said."""
 
 
 class Clock:
@@ -48,7 +44,8 @@ def path(tmp_path_factory):
 def replay(recorded: Recorded, clock: Clock, *, at_s: float = 0.0, speed: float = 1.0, playing: bool = True) -> Replay:
     attempt = recorded.attempts[0]
     pace = Pace(attempt.first_ns + int(at_s * SECOND_NS), speed, playing=playing, clock=clock)
-    return Replay(recorded, attempt, pace, end_ns=attempt.last_ns, sleep=clock.sleep)
+    start = recorded.restore(attempt, pace.now_ns, attempt.new_state())
+    return Replay(recorded, attempt, pace, start=start, end_ns=attempt.last_ns, sleep=clock.sleep)
 
 
 def test_time_in_a_recording_passes_as_fast_as_it_is_played_and_not_while_it_stands_still(clock):
@@ -82,7 +79,7 @@ def test_frames_come_when_they_are_due_and_carry_the_times_of_then(path, clock, 
             if isinstance(item, Tick):
                 ticks += 1
                 assert item.now_ns <= source.pace.now_ns
-            elif item.topic not in OURS:
+            else:
                 frames.append(item)
                 assert item.received_ns <= source.pace.now_ns
                 passed_ns = (clock.now_ns - began_ns) * speed
@@ -135,7 +132,7 @@ def test_a_recording_that_is_still_written_goes_on_where_it_ended(tmp_path, cloc
         assert not source.at_end
         while not source.at_end:
             seen.append(source.poll())
-        payloads = [item.payload for item in seen if isinstance(item, Frame) and item.topic not in OURS]
+        payloads = [item.payload for item in seen if isinstance(item, Frame)]
         # All of them once; the first is in the checkpoint.
         assert payloads == [frame.payload for frame in frames][-len(payloads) :]
         assert len(payloads) >= len(frames) - 1

@@ -17,13 +17,14 @@ from ddpwatch.core.alerts.model import Alert, AlertEvent, Finding, Moment, Sever
 from ddpwatch.core.metrics.timeline import Timeline
 from ddpwatch.core.state.gpu import CURVES, NOT_REPORTED
 from ddpwatch.core.state.run import RunState
+from ddpwatch.recording.alerts import Opened
 from ddpwatch.recording.moments import NoMoment
 from ddpwatch.recording.reader import Recorded
 from ddpwatch.recording.schema import ALERTS_TOPIC
 from ddpwatch.recording.storage import Retention
 from ddpwatch.session.backfill import fill_in_gpus
 from ddpwatch.session.follow import RunFollower
-from ddpwatch.session.playback import Opened, Playback
+from ddpwatch.session.playback import Playback
 from ddpwatch.simulator.scenario import Scenario
 from ddpwatch.simulator.source import Simulated
 from ddpwatch.sources.frames import Frame
@@ -116,14 +117,14 @@ def test_between_two_changes_an_alert_reads_as_it_did_when_it_was_live(tmp_path,
     path, frames = tmp_path / "run.ddpw", received(name)
     shown = {}
     with closing(recorder_at(path)) as recorder:
-        hand_on = recorder._hand_on
+        hand_on = recorder._enqueue
 
         def look(now_ns, *, anyway=False):
             if anyway:
                 shown[UNIX_NS + now_ns] = words(follower.monitor.book)
             hand_on(now_ns, anyway=anyway)
 
-        recorder._hand_on = look
+        recorder._enqueue = look
         with closing(RunFollower(run_file(), source=Heard(frames), recorder=recorder)) as follower:
             recorder._due_ns = 0
             follower.advance(0)

@@ -117,7 +117,7 @@ def test_steps_of_a_rank_with_another_version_of_the_agent_pass_a_relay(run, rel
         run.ranks[0].send_raw(b"beat", wire.encode(beat))
         follow(source, state, lambda: state.ranks[0].steps.newest == 40)
 
-    assert state.ranks[0].steps.rows(1) == [list(row)]
+    assert state.ranks[0].steps.latest(1).tolist() == [list(row)]
     assert state.bad == 0
 
 

@@ -1,4 +1,4 @@
-"""How alerts read at the steps before, for who looks back: an alert itself holds only what was found last."""
+"""History of alerts: their findings at earlier steps. An alert itself holds only its latest and its worst finding."""
 
 from __future__ import annotations
 
@@ -11,33 +11,30 @@ from ddpwatch.core.state.step_store import CAPACITY_STEPS
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from ddpwatch.core.alerts.model import Alert, Finding, Moment
+    from ddpwatch.core.alerts.model import Alert, Finding, Identity, Moment
 
 KEPT_STEPS: Final = CAPACITY_STEPS
-"""Nobody looks back further than the history of steps goes."""
+"""Steps of history of an alert: as many as the step stores hold."""
 NOTE_STEPS: Final = 5
-"""Of so many steps only what was found last is noted: that bounds what is kept, however often rules are asked."""
+"""Of this many consecutive steps only the last finding is kept, which bounds memory."""
 KEPT_CLOSED: Final = 64
-"""So many alerts that are over can still be read as they were; of older ones the words of their worst moment remain."""
-
-_Identity = tuple[tuple[str, str], int]
+"""Closed alerts with a history; of older ones the worst finding remains."""
 
 
 class AlertHistory:
-    """What was found about each alert, and when. Notes are added in the order of time."""
+    """Findings of each alert by time, in the order in which they are noted."""
 
     def __init__(self) -> None:
-        """Begin with none."""
-        self._notes: dict[_Identity, deque[tuple[Moment, Finding]]] = {}
-        self._over: deque[_Identity] = deque()
+        self._notes: dict[Identity, deque[tuple[Moment, Finding]]] = {}
+        self._over: deque[Identity] = deque()
 
     def note(self, alert: Alert) -> None:
-        """An open alert reads like this by now."""
-        notes = self._notes.setdefault(_identity(alert), deque())
+        """Add the latest finding of an open alert."""
+        notes = self._notes.setdefault(alert.identity, deque())
         step = alert.last.step or 0
-        # The same words are kept once.
+        # Equal findings share one object.
         finding = notes[-1][1] if notes and notes[-1][1] == alert.finding else alert.finding
-        # The first one stays: it is how the alert was opened.
+        # The first one stays: the alert was opened with it.
         if len(notes) > 1 and step - (notes[-2][0].step or 0) < NOTE_STEPS:
             notes.pop()
         notes.append((alert.last, finding))
@@ -45,13 +42,13 @@ class AlertHistory:
             notes.popleft()
 
     def close(self, alert: Alert) -> None:
-        """An alert is over; the notes about those that have long been are let go."""
-        self._over.append(_identity(alert))
+        """Mark an alert as closed, and forget those that closed long ago."""
+        self._over.append(alert.identity)
         while len(self._over) > KEPT_CLOSED:
             self._notes.pop(self._over.popleft(), None)
 
     def at(self, alerts: Iterable[Alert], step: int) -> list[Alert]:
-        """Of these the ones that were open at a step, as they read then; the first note goes for before."""
+        """Those of the alerts that were open at a step, with their finding of then, or their first one."""
         return [
             self._then(alert, step)
             for alert in alerts
@@ -59,7 +56,7 @@ class AlertHistory:
         ]
 
     def _then(self, alert: Alert, step: int) -> Alert:
-        notes = self._notes.get(_identity(alert))
+        notes = self._notes.get(alert.identity)
         if not notes:
             return alert
         last, finding = next((note for note in reversed(notes) if (note[0].step or 0) <= step), notes[0])
@@ -67,10 +64,5 @@ class AlertHistory:
 
 
 def _end_step(alert: Alert, closed: Moment) -> int:
-    """Where nobody knows at which step it was closed, when it was last found."""
-    step = alert.last.step if closed.step is None else closed.step
-    return step or 0
-
-
-def _identity(alert: Alert) -> _Identity:
-    return alert.key, alert.since.now_ns
+    """The step at which it closed; where that is not known, at which it was last found."""
+    return (alert.last.step if closed.step is None else closed.step) or 0

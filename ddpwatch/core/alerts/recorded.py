@@ -1,6 +1,4 @@
-"""In place of the judge, where a run was recorded: the alerts as they were told then, when their time has come, and
-between two changes as they read.
-"""
+"""Recorded alerts: their encoding, and a stand-in for the rule engine that replays them at their times."""
 
 from __future__ import annotations
 
@@ -18,16 +16,17 @@ from ddpwatch.core.state.sanitize import NAME_CHARS, NOTE_CHARS, sanitize
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from ddpwatch.core.alerts.model import Identity, Key
     from ddpwatch.core.state.run import RunState
 
 MAX_EVIDENCE: Final = 64
 MAX_RANKS: Final = 2**20
 MOST: Final = 2**62
-"""No number of ours is larger than that; and none is not a number."""
+"""Upper bound of every number in an alert; NaN fails the comparison, too."""
 
 
 class _Texts(Struct, tag="alerts", tag_field="t"):
-    """Told apart from the messages of ranks by its tag: who does not know it counts it as not known."""
+    """Open alerts at a moment. The tag sets it apart from messages of ranks; older readers count it as unknown."""
 
     alerts: list[Alert]
 
@@ -37,23 +36,21 @@ _texts_decoder: Final = msgspec.msgpack.Decoder(_Texts)
 
 
 def read_event(text: bytes) -> AlertEvent | None:
-    """A change of an alert as it was written down; None = it cannot be read."""
+    """Decode a recorded event; None = it cannot be read."""
     try:
         event = _decoder.decode(text)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
-    if not _is_possible(event.alert):
-        return None
-    return replace(event, alert=_sanitized(event.alert))
+    return replace(event, alert=_sanitized(event.alert)) if _is_possible(event.alert) else None
 
 
 def write_alerts(alerts: list[Alert]) -> bytes:
-    """How alerts read, to be kept."""
+    """Encode open alerts for the recording."""
     return msgspec.msgpack.encode(_Texts(alerts))
 
 
 def read_alerts(payload: bytes) -> list[Alert]:
-    """Those of them that can be read."""
+    """Decode open alerts, without those that cannot be read."""
     try:
         alerts = _texts_decoder.decode(payload).alerts
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -62,22 +59,23 @@ def read_alerts(payload: bytes) -> list[Alert]:
 
 
 class RejoinedAlerts:
-    """Troubles that go on after their recorder was killed: the next one closes them at an unknown step, judges anew
-    from the histories, and opens at the same step what is the same. That is told as one, from its first beginning.
+    """Joins alerts that were cut because their recorder was killed.
+
+    The next recorder closes them at an unknown step, evaluates the step histories anew, and opens the same alerts at
+    the same steps. They become one alert with the first beginning.
     """
 
     def __init__(self) -> None:
-        """Nothing was told yet."""
-        self._cut: dict[tuple[str, str], Alert] = {}
-        self._since: dict[tuple[tuple[str, str], int], Moment] = {}
+        self._cut: dict[Key, Alert] = {}
+        self._since: dict[Identity, Moment] = {}
 
     def event(self, event: AlertEvent) -> AlertEvent:
-        """The next change, in the order in which they were told: one that opens again becomes a change."""
+        """The next event, in recorded order; the second opening of a cut alert becomes a change."""
         alert = event.alert
         if event.kind == "opened":
             before = self._cut.pop(alert.key, None)
             if before is not None and before.since.step == alert.since.step:
-                self._since[_identity(alert)] = before.since
+                self._since[alert.identity] = before.since
                 return AlertEvent("changed", self.alert(alert))
         joined = self.alert(alert)
         if joined.closed is not None and joined.closed.step is None and joined.since.step is not None:
@@ -85,27 +83,26 @@ class RejoinedAlerts:
         return event if joined is alert else replace(event, alert=joined)
 
     def alert(self, alert: Alert) -> Alert:
-        """The same with its first beginning."""
-        since = self._since.get(_identity(alert))
+        """The alert with its first beginning."""
+        since = self._since.get(alert.identity)
         return alert if since is None else replace(alert, since=since)
 
 
 class RecordedAlerts:
-    """Has the surface of a judge, and judges nothing."""
+    """Rule engine of a replay: applies recorded events at their times, in order, instead of evaluating rules."""
 
     def __init__(self, events: Iterable[tuple[int, AlertEvent]], limits: Limits = DEFAULTS) -> None:
-        """Each change with its time, in order."""
         self.limits = limits
         self.book = AlertBook()
         self.behind = False
-        """Never: there is nothing to work out."""
         self.caught_up = True
         self._events: list[tuple[int, AlertEvent]] = []
         self._next = 0
         self._due_ns = 0
-        self._found_last: dict[tuple[tuple[str, str], int], Moment] = {}
-        self._worded: set[tuple[tuple[str, str], int]] = set()
-        """Alerts whose words were kept as they changed."""
+        self._found_last: dict[Identity, Moment] = {}
+        """When alerts that closed later were last found."""
+        self._worded: set[Identity] = set()
+        """Alerts whose findings between events were recorded, too."""
         self._joined = RejoinedAlerts()
         self.derives_staleness = False
         """Whether the recording lacks the staleness of its alerts."""
@@ -113,26 +110,26 @@ class RecordedAlerts:
 
     @property
     def due_ns(self) -> int:
-        """Before this nothing has to be told: what was told must be told again at its time."""
+        """Time of the next event or evaluation."""
         reported_ns = self._events[self._next][0] if self._next < len(self._events) else MOST
         return min(reported_ns, self._due_ns) if self.book.open else reported_ns
 
     @property
     def count(self) -> int:
-        """How many changes are known."""
+        """Number of events known so far."""
         return len(self._events)
 
     def add(self, events: Iterable[tuple[int, AlertEvent]]) -> None:
-        """What was told after all that is known so far: somebody may still be writing it down."""
+        """Append later events: the recording may still be growing."""
         for at_ns, reported in events:
             event = self._joined.event(reported)
             self._events.append((at_ns, event))
             self.derives_staleness |= event.alert.stale is None
             if event.kind == "closed":
-                self._found_last[_identity(event.alert)] = event.alert.last
+                self._found_last[event.alert.identity] = event.alert.last
 
-    def evaluate(self, state: RunState, *, last: bool = False, idle: bool = False) -> None:  # noqa: ARG002 - as a judge
-        """Tell what was told up to now."""
+    def evaluate(self, state: RunState, *, last: bool = False, idle: bool = False) -> None:  # noqa: ARG002 - as RuleEngine
+        """Apply the events up to now, and keep open alerts as found until shortly before they closed."""
         self._emit(state.now_ns)
         if not self.book.open or (state.now_ns < self._due_ns and not last):
             return
@@ -141,49 +138,43 @@ class RecordedAlerts:
         for alert in list(self.book.open.values()):
             if alert.finding.ended or has_progressed(state, alert):
                 continue
-            # Between two changes it was found all along, until shortly before it was closed.
-            found = self._found_last.get(_identity(alert), now)
-            found = found if found.now_ns < now.now_ns else now
+            found = min(now, self._found_last.get(alert.identity, now), key=lambda moment: moment.now_ns)
             if is_hang(alert.finding):
-                # The step that is under way would hide that they went on.
+                # With the step that is under way, later progress would not show.
                 found = replace(found, step=alert.last.step)
             if found.now_ns > alert.last.now_ns:
-                # Words that were kept once, when it was opened, do not tell in which steps it was so since.
-                upto = alert.finding.upto_step if _identity(alert) in self._worded else None
+                # A finding that was recorded at the opening only does not have the steps since.
+                upto = alert.finding.upto_step if alert.identity in self._worded else None
                 self.book.revise(replace(alert, finding=replace(alert.finding, upto_step=upto), last=found))
         if state.run_condition() == "ended":
             done = last_common_step(state)
             self.book.at_end(state, replace(now, step=done if done >= 0 else None))
 
     def refresh(self, payload: bytes, at_ns: int) -> None:
-        """Open alerts read like this at that moment; nothing is opened or closed by it."""
+        """Take the findings of open alerts as recorded at a moment; none is opened or closed by it."""
         self._emit(at_ns)
         for alert in map(self._joined.alert, read_alerts(payload)):
             known = self.book.open.get(alert.key)
-            if known is not None and _identity(known) == _identity(alert):
-                self._worded.add(_identity(alert))
+            if known is not None and known.identity == alert.identity:
+                self._worded.add(alert.identity)
                 self.book.revise(alert)
 
     def _emit(self, upto_ns: int) -> None:
         while self._next < len(self._events) and self._events[self._next][0] <= upto_ns:
             event = self._events[self._next][1]
             if event.kind != "opened" and event.alert.key not in self.book.open:
-                # It goes on after all, or was closed by the end of the run before its recorder has closed it.
-                over = [alert for alert in self.book.closed if _identity(alert) == _identity(event.alert)]
+                # It goes on after all, or the end of the run closed it before its recorder did. Reopened, it keeps its
+                # worst finding, which a second evaluation may have missed.
+                over = [alert for alert in self.book.closed if alert.identity == event.alert.identity]
                 for alert in over:
                     self.book.closed.remove(alert)
-                    # Who judges anew may have missed its worst.
                     self.book.open[alert.key] = alert
             self.book.apply(event)
             self._next += 1
 
 
-def _identity(alert: Alert) -> tuple[tuple[str, str], int]:
-    return alert.key, alert.since.now_ns
-
-
 def _is_possible(alert: Alert) -> bool:
-    """Whether its numbers are such as can be shown."""
+    """Whether its numbers are within bounds."""
     moments = [moment for moment in (alert.since, alert.last, alert.closed, alert.seen) if moment is not None]
     return (
         all(_is_sound(finding) for finding in (alert.finding, alert.worst) if finding is not None)
@@ -194,25 +185,21 @@ def _is_possible(alert: Alert) -> bool:
 
 def _is_sound(finding: Finding) -> bool:
     numbers = [value for value in finding.evidence.values() if not isinstance(value, str)]
+    delays = finding.lasting, finding.lingers or 0.0
     return (
         len(finding.evidence) <= MAX_EVIDENCE
         and len(finding.ranks) <= MAX_RANKS
         and all(0 <= rank < MAX_RANKS for rank in finding.ranks)
-        and all(
-            -MOST < number < MOST for number in (*numbers, finding.cost or 0.0, finding.lasting, finding.lingers or 0.0)
-        )
-        and all(
-            0 <= number < MOST for number in (finding.from_step or 0, finding.upto_step or 0, finding.again_from or 0)
-        )
+        and all(-MOST < number < MOST for number in (*numbers, finding.cost or 0.0, *delays))
+        and all(0 <= (step or 0) < MOST for step in (finding.from_step, finding.upto_step, finding.again_from))
     )
 
 
 def _sanitized(alert: Alert) -> Alert:
-    """What stands in a file is as foreign as what comes off the wire."""
+    """A file is as untrusted as the wire."""
     finding, worst = _sanitize(alert.finding), None if alert.worst is None else _sanitize(alert.worst)
     if worst is not None and (worst.rule, worst.subject) != (finding.rule, finding.subject):
-        # Of another trouble, which nothing of ours writes.
-        worst = None
+        worst = None  # of another alert, which no recorder writes
     return replace(alert, finding=finding, worst=worst)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from ddpwatch.core import rules
-from ddpwatch.core.alerts.hangs import NOT_KNOWN
+from ddpwatch.core.alerts.hangs import AGENT_OFF
 from ddpwatch.core.alerts.model import Severity
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ OF_CONDITION: Final[dict[Condition, Severity]] = {
 def rank_severity(rank: RankState, condition: Condition, finding: Finding | None) -> Severity | None:
     """Severity of a rank: the worse of its condition and the most urgent finding about it; None = nothing is wrong."""
     own = OF_CONDITION.get(condition)
-    if condition == "ended" and rank.bye is not None and rank.bye.reason == NOT_KNOWN:
+    if condition == "ended" and rank.bye is not None and rank.bye.reason == AGENT_OFF:
         own = Severity.WARNING
     known = [severity for severity in (own, finding.severity if finding is not None else None) if severity is not None]
     return max(known, default=None)

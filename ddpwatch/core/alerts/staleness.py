@@ -1,7 +1,7 @@
-"""Staleness of open alerts: the alert stays open, so that it does not flap, but its trouble has not been seen lately.
+"""Staleness of open alerts: not observed lately, but still within the close delay that keeps them from flapping.
 
-Evaluated after the rules and recorded with the alert. For recordings without it, and for a step that is looked back at,
-it is derived by the same function.
+Evaluated after the rules and recorded with the alert; the same function derives it for recordings without it and for
+earlier steps.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ if TYPE_CHECKING:
 
 
 def with_staleness(state: RunState, limits: Limits, alerts: Iterable[Alert], upto: int | None = None) -> list[Alert]:
-    """These open alerts with their staleness at the latest step, or at step `upto`.
+    """Open alerts with their staleness at the latest step, or at step `upto`.
 
-    A rule goes on finding a straggler as long as enough of its slow steps are in the window; the finding says which was
-    the last of them. An all-reduce share is stale by the figure that is shown beside it.
+    A rule finds a straggler as long as enough of its slow steps are in the window; the finding has the last of them. An
+    all-reduce share is stale by the figure that is shown beside it.
     """
     steps = _Steps(state, limits, upto)
     return [_evaluated(state, alert, steps) for alert in alerts]
@@ -46,7 +46,7 @@ def _evaluated(state: RunState, alert: Alert, steps: _Steps) -> Alert:
     step = _last_seen(state, alert, steps) if steps.last >= 0 and alert.last.step is not None else None
     if step is None:
         return alert if alert.stale is False else replace(alert, stale=False, seen=None)
-    # It was found when it was opened, though the steps that it was found in were before.
+    # It was observed when it was opened, though its steps were before.
     step = max(step, alert.since.step or 0)
     if alert.stale and alert.seen is not None and alert.seen.step == step:
         return alert
@@ -55,7 +55,7 @@ def _evaluated(state: RunState, alert: Alert, steps: _Steps) -> Alert:
 
 
 def _last_seen(state: RunState, alert: Alert, steps: _Steps) -> int | None:
-    """The last step in which the trouble of a stale alert was seen; None = the alert is not stale."""
+    """The last step in which a stale alert was observed; None = the alert is not stale."""
     finding, seen = alert.finding, alert.last.step or 0
     if finding.upto_step is not None:
         seen = min(seen, finding.upto_step)
@@ -66,12 +66,12 @@ def _last_seen(state: RunState, alert: Alert, steps: _Steps) -> int | None:
     quiet = steps.last - seen
     if quiet <= AlertLimits.STALE_STEPS:
         return None
-    # Where the rule itself reports the end, nothing else is waited for.
+    # An end that the rule reports needs no further evaluations.
     return seen if finding.ended or quiet > max(steps.between_evaluations, _gaps(finding)) else None
 
 
 def _gaps(finding: Finding) -> int:
-    """Steps that pass between slow ones even while the trouble goes on; 0 = it is continuous, or not known."""
+    """Steps between slow ones while the episode goes on; 0 = it is continuous, or not known."""
     hits, steps = finding.evidence.get("pattern_steps"), finding.evidence.get("window_steps")
     if finding.upto_step is None or not (isinstance(hits, int) and isinstance(steps, int)) or hits < 1:
         return 0

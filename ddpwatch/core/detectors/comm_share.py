@@ -1,4 +1,4 @@
-"""How much of the step goes into communication that is not hidden, and whether that is the wire or waiting."""
+"""All-reduce share of the step, split into wire and waiting, with hysteresis."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import numpy as np
 
 from ddpwatch.core import rules
 from ddpwatch.core.alerts.model import Finding, Severity
-from ddpwatch.core.detectors.context import Detector
 from ddpwatch.core.metrics.hung_steps import without_hung_steps
 from ddpwatch.core.metrics.scaling import waited_for
 from ddpwatch.core.metrics.window import scaled_steps
@@ -45,7 +44,7 @@ def comm_share(context: DetectorContext) -> list[Finding]:
     """
     limits = context.limits.comm_share
     window = context.window
-    if window.world_size < 2 or not len(window) or len(window.ranks) * 2 < window.world_size:
+    if window.world_size < 2 or not len(window) or not context.has_majority:
         return []
     steps = scaled_steps(limits.window_steps, context.limits.judge.least_s, window.median_step_ns)
     window = without_hung_steps(window.last(steps))
@@ -54,11 +53,11 @@ def comm_share(context: DetectorContext) -> list[Finding]:
     if share <= limits.share * limits.close_part:
         return []
     opens = share > limits.share
-    # What keeps it open is no more than the limit: say why it is told.
+    # Between the two thresholds the share alone does not explain the alert.
     takes = f"all-reduce takes {percent(share)} of the last {plural(len(window), 'step')}"
     takes += "" if opens else f", after more than {percent(limits.share)}"
     if not window.complete:
-        return [_unproven_parts(window, share, takes, opens=opens)]
+        return [_without_split(window, share, takes, opens=opens)]
     wire = float(window.wire_ns.sum(dtype=np.float64)) / total_ns
     return [_finding(window, share, wire, takes, opens=opens)]
 
@@ -85,7 +84,7 @@ def _finding(window: Window, share: float, wire: float, takes: str, *, opens: bo
 
 
 def _waiting_advice(window: Window) -> str:
-    """Whom most of the waiting is for; or that it is for nobody in particular."""
+    """Names the ranks that most of the waiting is for, if there are any."""
     cost_ns = window.straggler_cost_ns.sum(axis=1, dtype=np.float64)
     ranks = waited_for(dict(zip(window.ranks, cost_ns.tolist(), strict=True)))
     if not ranks:
@@ -94,7 +93,7 @@ def _waiting_advice(window: Window) -> str:
     return f"Most of the waiting is for {ranks_text(ranks)}: {whose} and the straggler rule say where the time goes."
 
 
-def _unproven_parts(window: Window, share: float, takes: str, *, opens: bool) -> Finding:
+def _without_split(window: Window, share: float, takes: str, *, opens: bool) -> Finding:
     missing = window.world_size - len(window.ranks)
     return Finding(
         rule=RULE,
@@ -106,6 +105,3 @@ def _unproven_parts(window: Window, share: float, takes: str, *, opens: bool) ->
         evidence={"share_percent": round(share * 100, 2), "missing_ranks": missing, "steps": len(window)},
         opens=opens,
     )
-
-
-COMM_SHARE: Final = Detector(RULE, comm_share, by_step=True)

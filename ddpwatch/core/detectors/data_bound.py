@@ -1,4 +1,4 @@
-"""Whether the job as a whole waits for its data."""
+"""Share of the step that most ranks wait for their DataLoaders."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import numpy as np
 
 from ddpwatch.core import rules
 from ddpwatch.core.alerts.model import Finding, Severity
-from ddpwatch.core.detectors.context import Detector
 from ddpwatch.core.metrics.window import medians
 from ddpwatch.core.units import percent, ranks_text
 
@@ -30,7 +29,7 @@ def data_bound(context: DetectorContext) -> list[Finding]:
     """
     limits = context.limits.data_bound
     window = context.window.last(limits.window_steps)
-    if not len(window) or not window.ranks or len(window.ranks) * 2 < window.world_size:
+    if not len(window) or not window.ranks or not context.has_majority:
         return []
     data_ns = medians(window.column("data_ns"))
     step_ns = medians(window.step_ns)
@@ -39,21 +38,21 @@ def data_bound(context: DetectorContext) -> list[Finding]:
     if len(late) <= limits.ranks_share * len(window.ranks):
         return []
     share = float(np.median(shares[late]))
-    everybody = len(late) == len(window.ranks)
-    ranks = () if everybody else tuple(window.ranks[row] for row in late)
-    who = "all ranks wait" if everybody else f"{ranks_text(ranks)} wait"
-    if everybody and len(window.ranks) == 1:
-        who = f"rank {window.ranks[0]} waits"
+    all_late = len(late) == len(window.ranks)
+    ranks = () if all_late else tuple(window.ranks[row] for row in late)
+    label = "all ranks wait" if all_late else f"{ranks_text(ranks)} wait"
+    if all_late and len(window.ranks) == 1:
+        label = f"rank {window.ranks[0]} waits"
     return [
         Finding(
             rule=RULE,
             severity=Severity.WARNING,
             subject="job",
-            message=f"{who} for data: {percent(share)} of the step",
+            message=f"{label} for data: {percent(share)} of the step",
             advice=ADVICE,
             ranks=ranks,
             phase="data",
-            # The job goes at the pace of all: what it would save is what the typical rank waits, late or not.
+            # Ranks are in lockstep: the job would save what the median rank waits, late or not.
             cost=float(np.median(shares)),
             evidence={
                 "data_percent": round(share * 100, 2),
@@ -65,6 +64,3 @@ def data_bound(context: DetectorContext) -> list[Finding]:
             },
         )
     ]
-
-
-DATA_BOUND: Final = Detector(RULE, data_bound, by_step=True)

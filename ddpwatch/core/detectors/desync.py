@@ -1,4 +1,4 @@
-"""Ranks that meet in the same operation and do not mean the same."""
+"""Ranks that join different operations under the same sequence number, or wait for each other crosswise."""
 
 from __future__ import annotations
 
@@ -6,15 +6,14 @@ from typing import TYPE_CHECKING, Final
 
 from ddpwatch.core import rules
 from ddpwatch.core.alerts.model import Finding, Severity
-from ddpwatch.core.detectors.context import Detector
+from ddpwatch.core.detectors.context import names_of, ranks_of
 from ddpwatch.core.detectors.log_findings import with_log_findings
 from ddpwatch.core.detectors.stall import deadline_text, doing, facts, operation
 from ddpwatch.core.diagnosis.arrivals import minority_of
 from ddpwatch.core.diagnosis.early_exit import left_the_loop
-from ddpwatch.core.diagnosis.exits import names_of, place_of
+from ddpwatch.core.diagnosis.exits import place_of
 from ddpwatch.core.diagnosis.stacks import top_of_stack
-from ddpwatch.core.limits import DesyncLimits
-from ddpwatch.core.units import duration, ranks_text
+from ddpwatch.core.units import duration
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -48,7 +47,7 @@ def desync(context: DetectorContext) -> list[Finding]:
         for sync_point in context.stuck
         if not sync_point.missing
         and len(sync_point.op_groups) > 1
-        and _all_reported(sync_point)
+        and _all_reported(context, sync_point)
         and not left_the_loop(sync_point)
     ]
     if crossed:
@@ -58,10 +57,12 @@ def desync(context: DetectorContext) -> list[Finding]:
     return with_log_findings(context.state, RULE, findings)
 
 
-def _all_reported(sync_point: SyncPoint) -> bool:
-    """Whether every rank has said what it waits for, or had the time to: before, the many may look like the few."""
+def _all_reported(context: DetectorContext, sync_point: SyncPoint) -> bool:
+    """Whether every rank has reported its operation, or had time to: before that the majority may look like the
+    minority.
+    """
     reported = len(sync_point.waiting) == len(sync_point.members) and all(each.signature for each in sync_point.waiting)
-    return reported or sync_point.waiting[0].age_ns > DesyncLimits.REPORT_DELAY_NS
+    return reported or sync_point.waiting[0].age_ns > context.limits.desync.REPORT_DELAY_NS
 
 
 def _mismatch(context: DetectorContext, sync_point: SyncPoint) -> Finding:
@@ -69,15 +70,14 @@ def _mismatch(context: DetectorContext, sync_point: SyncPoint) -> Finding:
     blamed = sync_point.minority or [member for op_group in sync_point.op_groups for member in op_group]
     seq = (sync_point.op_groups[0][0].group.completed or 0) + 1
     doings = "; ".join(doing(context.state, member) for member in blamed[:3])
-    is_ = "is" if len(sync_point.minority) == 1 else "are"
-    who = f"{_names(sync_point.minority)} {is_} out of line" if sync_point.minority else "the ranks disagree"
+    label = _out_of_line(sync_point.minority) if sync_point.minority else "the ranks disagree"
     return Finding(
         rule=RULE,
         severity=Severity.CRITICAL,
         subject=f"group {sync_point.name}",
-        message=f"{who} at #{seq}: {op_groups}{_waited(sync_point)}{deadline_text(context)}. {doings}",
+        message=f"{label} at #{seq}: {op_groups}{_waited(sync_point)}{deadline_text(context)}. {doings}",
         advice=ADVICE,
-        ranks=tuple(sorted(member.rank.rank for member in blamed)),
+        ranks=ranks_of(blamed),
         urgent=context.urgent,
         detail=top_of_stack(sync_point.op_groups[1][0].rank.stack),
         evidence=facts(context, sync_point) | {"camps": op_groups, "doing": doings},
@@ -85,35 +85,38 @@ def _mismatch(context: DetectorContext, sync_point: SyncPoint) -> Finding:
 
 
 def _crossed(context: DetectorContext, cycle: Sequence[SyncPoint]) -> Finding:
-    op_groups = " against ".join(f"{operation(sync_point)} on {_names(sync_point.waiting)}" for sync_point in cycle)
-    few = minority_of(cycle)
-    reported = {member.rank.rank: member for sync_point in cycle for member in sync_point.waiting}
-    if few:
-        reported = {member.rank.rank: member for member in few}
-    doings = "; ".join(doing(context.state, reported[rank]) for rank in sorted(reported)[:3])
-    who = f"{_names(few)} {'is' if len(few) == 1 else 'are'} out of line: " if few else ""
+    op_groups = " against ".join(f"{operation(sync_point)} on {names_of(sync_point.waiting)}" for sync_point in cycle)
+    minority = minority_of(cycle)
+    members = minority or [member for sync_point in cycle for member in sync_point.waiting]
+    blamed = {member.rank.rank: member for member in members}
+    doings = "; ".join(doing(context.state, blamed[rank]) for rank in sorted(blamed)[:3])
+    label = f"{_out_of_line(minority)}: " if minority else ""
     longest = max(cycle, key=lambda sync_point: sync_point.waiting[0].age_ns)
     return Finding(
         rule=RULE,
         severity=Severity.CRITICAL,
         subject="crossed groups",
-        message=f"{who}the ranks wait for each other in different groups: {op_groups}{_waited(longest)}"
+        message=f"{label}the ranks wait for each other in different groups: {op_groups}{_waited(longest)}"
         f"{deadline_text(context)}. {doings}",
         advice=ADVICE,
-        ranks=tuple(sorted(reported)),
+        ranks=tuple(sorted(blamed)),
         urgent=context.urgent,
-        detail=top_of_stack(reported[min(reported)].rank.stack),
+        detail=top_of_stack(blamed[min(blamed)].rank.stack),
         evidence=facts(context, longest) | {"camps": op_groups, "doing": doings},
     )
 
 
+def _out_of_line(members: Sequence[GroupMember]) -> str:
+    return f"{names_of(members)} {'is' if len(members) == 1 else 'are'} out of line"
+
+
 def _waited(sync_point: SyncPoint) -> str:
-    """Since when it is so: the alert is as old as the look of whoever came later."""
+    """Duration of the wait: a viewer that attaches late opens the alert late."""
     return f", for {duration(sync_point.waiting[0].age_ns / 1e9)}"
 
 
 def _broken(mismatch: OpMismatch) -> Finding:
-    """What the ranks were in when one of them was aborted, or they lost their connections."""
+    """Operations the ranks were in when one was aborted, or their connections broke."""
     odd = mismatch.minority
     blamed = odd or [end for op_group in mismatch.op_groups for end in op_group]
     op_groups = " against ".join(
@@ -125,8 +128,8 @@ def _broken(mismatch: OpMismatch) -> Finding:
         for op_group in mismatch.op_groups[:3]
         if (place := place_of(op_group[0]))
     )
-    is_ = "was" if len(odd) == 1 else "were"
-    who = f"{names_of(odd)} {is_} out of line" if odd else "the ranks were in different operations"
+    was = "was" if len(odd) == 1 else "were"
+    label = f"{names_of(odd)} {was} out of line" if odd else "the ranks were in different operations"
     unsure = "" if odd else "; which of them is wrong cannot be told"
     if mismatch.unseen:
         unsure += f"; how {names_of(mismatch.unseen)} ended was not seen"
@@ -134,9 +137,9 @@ def _broken(mismatch: OpMismatch) -> Finding:
         rule=RULE,
         severity=Severity.CRITICAL,
         subject="broken",
-        message=f"{who} when their connections broke: {op_groups}{unsure}{f'. {places}' if places else ''}",
+        message=f"{label} when their connections broke: {op_groups}{unsure}{f'. {places}' if places else ''}",
         advice=ADVICE,
-        ranks=tuple(sorted(end.rank.rank for end in blamed)),
+        ranks=ranks_of(blamed),
         evidence={
             "camps": op_groups,
             "places": places,
@@ -146,16 +149,8 @@ def _broken(mismatch: OpMismatch) -> Finding:
 
 
 def op_groups_text(sync_point: SyncPoint) -> str:
-    """Who is in what: `all_reduce [8] Float on ranks 0, 2 against broadcast [8] Float on rank 1`."""
-    return " against ".join(f"{_what(op_group[0])} on {_names(op_group)}" for op_group in sync_point.op_groups)
-
-
-def _what(member: GroupMember) -> str:
-    return f"{member.group.op} {member.group.shape}".strip()
-
-
-def _names(members: Sequence[GroupMember]) -> str:
-    return ranks_text(member.rank.rank for member in members)
-
-
-DESYNC: Final = Detector(RULE, desync, by_step=False)
+    """Operations and their ranks: `all_reduce [8] Float on ranks 0, 2 against broadcast [8] Float on rank 1`."""
+    return " against ".join(
+        f"{op_group[0].group.op} {op_group[0].group.shape}".strip() + f" on {names_of(op_group)}"
+        for op_group in sync_point.op_groups
+    )

@@ -1,4 +1,4 @@
-"""Whether the replicas still hold the same parameters."""
+"""Compares checksums of parameter slices between replicas."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 from ddpwatch.core import rules
 from ddpwatch.core.alerts.model import Finding, Severity
-from ddpwatch.core.detectors.context import Detector
-from ddpwatch.core.limits import DriftLimits
 from ddpwatch.core.units import count, ranks_text
 
 if TYPE_CHECKING:
@@ -17,7 +15,7 @@ if TYPE_CHECKING:
 
 RULE: Final = rules.DRIFT
 OWN_MODELS: Final = frozenset({"plain", "dataparallel"})
-"""Kinds of training in which each process may have parameters of its own."""
+"""Kinds of training in which each process may have its own parameters."""
 ADVICE: Final = (
     "A rank has changed its parameters by itself; DDP averages gradients and never repairs that. Look for code that "
     "runs on one rank only: load_state_dict, in-place changes, weight averaging, an optimizer with other settings, "
@@ -36,23 +34,22 @@ def drift(context: DetectorContext) -> list[Finding]:
     """
     checks = _common(context.state)
     newest: dict[tuple[str, int], Key] = {}
-    for key in sorted(checks)[-DriftLimits.NEWEST_CHECKS :]:
+    for key in sorted(checks)[-context.limits.drift.NEWEST_CHECKS :]:
         newest[key[1:]] = key
     differing = sorted(key for key in newest.values() if len(set(checks[key].values())) > 1)
     if not differing:
         return []
     key = differing[-1]
     step, parameter, offset = key
-    ranks, known = _odd(checks[key])
-    who = ranks_text(ranks)
-    differ = "differs from the others" if len(ranks) == 1 else "differ from the others" if known else "differ"
+    ranks, majority = _odd(checks[key])
+    differ = "differs from the others" if len(ranks) == 1 else "differ from the others" if majority else "differ"
     more = len({name for _, name, _ in differing}) - 1
     return [
         Finding(
             rule=RULE,
             severity=Severity.CRITICAL,
             subject="replicas",
-            message=f"{who} {differ} in parameter {parameter} after step {count(step)}"
+            message=f"{ranks_text(ranks)} {differ} in parameter {parameter} after step {count(step)}"
             + (f", and in {more} more before" if more else ""),
             advice=ADVICE,
             ranks=ranks,
@@ -70,7 +67,7 @@ def drift(context: DetectorContext) -> list[Finding]:
 
 
 def _common(state: RunState) -> dict[Key, dict[int, int]]:
-    """Checksums by rank, of the slices that two ranks or more have taken."""
+    """Checksums by slice and rank, of slices that at least two ranks report."""
     checks: dict[Key, dict[int, int]] = {}
     for rank in state.ranks.values():
         if rank.hello is not None and rank.hello.kind in OWN_MODELS:
@@ -81,11 +78,8 @@ def _common(state: RunState) -> dict[Key, dict[int, int]]:
 
 
 def _odd(crcs: dict[int, int]) -> tuple[tuple[int, ...], bool]:
-    """The ranks that most of the others contradict, and whether there is such a majority; without one, all."""
+    """Ranks that differ from the majority, and whether there is one; without a majority all ranks."""
     crc, votes = Counter(crcs.values()).most_common(1)[0]
     if votes * 2 <= len(crcs):
         return tuple(crcs), False
     return tuple(rank for rank, value in crcs.items() if value != crc), True
-
-
-DRIFT: Final = Detector(RULE, drift, by_step=True)

@@ -1,7 +1,7 @@
-"""Asks every rule when it is due, and keeps the book.
+"""Evaluates every rule when it is due, and updates the alert book.
 
-Rules that go by steps are asked each time all ranks have done some more of them, about the steps up to there and no
-others: so neither the order in which ranks are heard nor the pace of the viewer changes what they find.
+Rules by step are evaluated at fixed steps that all ranks have finished, with the steps up to there and no others: so
+neither the order of arrival nor the viewer's speed changes what they find.
 """
 
 from __future__ import annotations
@@ -27,15 +27,21 @@ if TYPE_CHECKING:
     from ddpwatch.core.state.run import RunState
 
 AT_ONCE: Final = 4
-"""Judgements that are made without a break: a whole history is judged in portions, so that nobody waits for it."""
+"""Evaluations of steps in one call: a whole history is evaluated in portions, so that nothing waits for it."""
 RULE_COLUMNS: Final = (*TIMES, "fingerprint", "comm_bytes")
-"""Columns that a rule which goes by steps may look at; one that goes by time has the first of them."""
+"""Columns of steps that rules by step may read; rules by time have `TIMES`."""
 BY_STEP: Final = [detector for detector in DETECTORS if detector.by_step]
 BY_TIME: Final = [detector for detector in DETECTORS if not detector.by_step]
+BLOCK: Final = BaselineLimits.BLOCK_STEPS
+
+
+def _nothing() -> None:
+    # Not a lambda: engines are pickled.
+    pass
 
 
 class RuleEngine:
-    """One for each run that is watched."""
+    """Schedule and alert book of one run."""
 
     derives_staleness = True
     """Whether the staleness of alerts has to be evaluated: nothing is recorded of it."""
@@ -45,40 +51,40 @@ class RuleEngine:
         self.limits = limits
         self.book = AlertBook()
         self.history = History()
-        self._next_step = limits.judge.warmup_steps + WindowLimits.MIN_STEPS
-        self._next_block = limits.judge.warmup_steps + BaselineLimits.BLOCK_STEPS
+        self._warmup = limits.judge.warmup_steps
+        self._next_step = self._warmup + WindowLimits.MIN_STEPS
+        self._next_block = self._warmup + BLOCK
         self.behind = False
-        """Whether there are steps that could be judged, and have not been for want of time."""
+        """Whether steps are due that were put off to the next call."""
         self.caught_up = False
-        """Whether there was a moment when there were none: before that alerts are of steps long past."""
+        """Whether no step was due at some moment: before that, alerts are about steps long past."""
         self.due_ns = 0
-        """Before this nothing has to be considered, as long as frames come."""
+        """Next evaluation, by the viewer's clock, as long as frames arrive."""
         self._gradual_due_ns = 0
         self._rule_steps = JudgeLimits.MAX_STEPS
         self._stride = limits.judge.stride_steps
         self.between: Callable[[], None] = _nothing
-        """Called between rules, and before steps are gathered for them: of thousands of ranks that takes a while, and
-        something else may be more urgent.
+        """Called between rules and before steps are gathered: with thousands of ranks both take a while, and something
+        else may be more urgent.
         """
 
     def evaluate(self, state: RunState, *, last: bool = False, idle: bool = False) -> None:
-        """Judge what has become due. `last` = no more will come, so nothing is put off. `idle` = nothing has come just
-        now, so there is time for what had to wait: as long as frames come, they go first.
+        """Evaluate what is due. `last` = nothing more will arrive, so nothing is put off. `idle` = no frame has just
+        arrived, so there is time for what was put off.
         """
         if not last and state.now_ns < self.due_ns and not (idle and self.behind):
             return
-        self.due_ns = state.now_ns + (
-            JudgeLimits.EVALUATION_NS if state.world_size <= MANY_RANKS else JudgeLimits.MANY_RANKS_EVALUATION_NS
-        )
+        many = state.world_size > MANY_RANKS
+        self.due_ns = state.now_ns + (JudgeLimits.MANY_RANKS_EVALUATION_NS if many else JudgeLimits.EVALUATION_NS)
         if not last and _still_arriving(state):
             return
         lineup = compared_ranks(state)
         ranks = lineup.compared
         front = min((rank.steps.newest for rank in ranks), default=-1)
-        # After a gap that no ring bridges: what was between cannot be judged any more.
+        # Steps that have left the ring, after a gap, cannot be evaluated.
         oldest = front - state.kept_steps + WINDOW_STEPS
         self._next_step += max(0, -((self._next_step - oldest) // self._stride)) * self._stride
-        portion = AT_ONCE if state.world_size <= MANY_RANKS else 1
+        portion = 1 if many else AT_ONCE
         while self._next_step <= front and (last or portion):
             self._evaluate_steps(state, ranks, self._next_step)
             self._next_step += self._stride
@@ -88,78 +94,61 @@ class RuleEngine:
             return
         self.caught_up = True
         self.between()
-        latest = self._latest(state, ranks, front)
+        # Few steps, because rules by time are evaluated often.
+        steps = max(WindowLimits.MIN_STEPS, self.limits.uneven_batch.window_steps)
+        latest = gather(state, ranks, upto=front, steps=steps, first=self._warmup, columns=TIMES)
         context = DetectorContext(state, latest, self.history, self.limits, lineup.out_of_step)
-        gradual = last or state.world_size <= MANY_RANKS or state.now_ns >= self._gradual_due_ns
+        gradual = last or not many or state.now_ns >= self._gradual_due_ns
         if gradual:
             self._gradual_due_ns = state.now_ns + JudgeLimits.GRADUAL_NS
         now = _now(state, front)
-        self._ask(context, now, [rule for rule in BY_TIME if gradual or not rule.gradual])
+        self._apply(context, now, [rule for rule in BY_TIME if gradual or not rule.gradual])
         if self.book.open and state.run_condition() == "ended":
             self.book.at_end(state, now)
 
-    def _latest(self, state: RunState, ranks: Sequence[RankState], front: int) -> Window:
-        """What rules that go by time may look at: few steps, because they are asked often."""
-        steps = max(WindowLimits.MIN_STEPS, self.limits.uneven_batch.window_steps)
-        return gather(state, ranks, upto=front, steps=steps, first=self.limits.judge.warmup_steps, columns=TIMES)
-
     def _evaluate_steps(self, state: RunState, ranks: Sequence[RankState], upto: int) -> None:
         self.between()
-        window = self._window(state, ranks, upto)
+        window = self._gather(state, ranks, upto, self._rule_steps, self._warmup)
         if len(window) < WindowLimits.MIN_STEPS:
             return
-        self._next_block += (
-            max(0, (upto - state.kept_steps - self._next_block) // BaselineLimits.BLOCK_STEPS)
-            * BaselineLimits.BLOCK_STEPS
-        )
+        self._next_block += max(0, (upto - state.kept_steps - self._next_block) // BLOCK) * BLOCK
         while self._next_block <= upto:
-            # Of the block before: it must not be compared with itself.
             self.between()
-            self._remember(state, ranks, self._next_block - BaselineLimits.BLOCK_STEPS)
-            self._next_block += BaselineLimits.BLOCK_STEPS
-        context = DetectorContext(state, window, self.history, self.limits)
-        self._ask(context, self._moment(state, ranks, upto), BY_STEP)
-        # Of short steps more are looked at, and less often: a hiccup of a moment spans many of them. By the steps
-        # just judged and not by those that have come since, so that the viewer's pace changes nothing; and always by as
-        # many: how many are looked at must not depend on how many were.
-        baseline_ns = window.last(JudgeLimits.MAX_STEPS).median_step_ns
-        self._rule_steps, self._stride = evaluation_steps(state.world_size, self.limits.judge, baseline_ns)
+            # The block before the latest: steps must not be compared with themselves.
+            self._add_to_history(state, ranks, self._next_block - BLOCK)
+            self._next_block += BLOCK
+        self._apply(DetectorContext(state, window, self.history, self.limits), _moment(state, ranks, upto), BY_STEP)
+        # Short steps: larger windows, less often, because one hiccup spans many of them. Derived from a fixed number of
+        # the steps just evaluated, so that neither the viewer's speed nor the previous window size has an influence.
+        step_ns = window.last(JudgeLimits.MAX_STEPS).median_step_ns
+        self._rule_steps, self._stride = evaluation_steps(state.world_size, self.limits.judge, step_ns)
 
-    def _remember(self, state: RunState, ranks: Sequence[RankState], upto: int) -> None:
-        first = upto - BaselineLimits.BLOCK_STEPS + 1
-        if first < self.limits.judge.warmup_steps:
-            return
-        block = gather(state, ranks, upto=upto, steps=BaselineLimits.BLOCK_STEPS, first=first, columns=RULE_COLUMNS)
-        if len(block) >= WindowLimits.MIN_STEPS:
-            self.history.add(block)
+    def _add_to_history(self, state: RunState, ranks: Sequence[RankState], upto: int) -> None:
+        first = upto - BLOCK + 1
+        if first >= self._warmup:
+            block = self._gather(state, ranks, upto, BLOCK, first)
+            if len(block) >= WindowLimits.MIN_STEPS:
+                self.history.add(block)
 
-    def _window(self, state: RunState, ranks: Sequence[RankState], upto: int) -> Window:
-        first = self.limits.judge.warmup_steps
-        return gather(state, ranks, upto=upto, steps=self._rule_steps, first=first, columns=RULE_COLUMNS)
+    @staticmethod
+    def _gather(state: RunState, ranks: Sequence[RankState], upto: int, steps: int, first: int) -> Window:
+        return gather(state, ranks, upto=upto, steps=steps, first=first, columns=RULE_COLUMNS)
 
-    def _ask(self, context: DetectorContext, at: Moment, asked: Sequence[Detector]) -> None:
+    def _apply(self, context: DetectorContext, at: Moment, detectors: Sequence[Detector]) -> None:
+        """Evaluate these rules, and update the book with what they find."""
         found = {}
-        for detector in asked:
+        for detector in detectors:
             self.between()
             found[detector.rule] = detector.find(context)
         found = without_duplicates(found)
-        for detector in asked:
+        for detector in detectors:
             close_delay = detector.close_delay(self.limits)
             self.book.update(detector.rule, found[detector.rule], at, close_delay=close_delay, by_step=detector.by_step)
         self.book.hand_over(at)
 
-    @staticmethod
-    def _moment(state: RunState, ranks: Sequence[RankState], step: int) -> Moment:
-        """When the step ended, by the clock of the first rank that can tell; else now."""
-        for rank in ranks:
-            unix_ns = rank.unix_ns_of_step(step)
-            if unix_ns:
-                return Moment(step, state.now_ns, unix_ns)
-        return _now(state, step)
-
 
 def evaluation_steps(world_size: int, limits: JudgeLimits, step_ns: float) -> tuple[int, int]:
-    """How many steps of this length are looked at, and after how many more it is looked again."""
+    """Window size, and steps between evaluations, for steps of this length."""
     rule_steps = scaled_steps(JudgeLimits.MAX_STEPS, limits.least_s, step_ns)
     stride = limits.stride_steps * rule_steps // JudgeLimits.MAX_STEPS
     if world_size > MANY_RANKS:
@@ -168,8 +157,12 @@ def evaluation_steps(world_size: int, limits: JudgeLimits, step_ns: float) -> tu
     return rule_steps, stride
 
 
-def _nothing() -> None:
-    """Nobody is in a hurry."""
+def _moment(state: RunState, ranks: Sequence[RankState], step: int) -> Moment:
+    """When the step ended, by the clock of the first rank that knows it; else now."""
+    for rank in ranks:
+        if unix_ns := rank.unix_ns_of_step(step):
+            return Moment(step, state.now_ns, unix_ns)
+    return _now(state, step)
 
 
 def _now(state: RunState, step: int) -> Moment:
@@ -178,7 +171,7 @@ def _now(state: RunState, step: int) -> Moment:
 
 
 def _still_arriving(state: RunState) -> bool:
-    """Whether ranks are just being heard, one after another: judged now, the first would be judged alone."""
+    """Whether the first hellos are still arriving: the first ranks would be compared without the others."""
     if state.first_ns is None or state.now_ns - state.first_ns >= JudgeLimits.START_DELAY_NS:
         return False
     return any(rank.hello is None for rank in state.ranks.values())

@@ -1,4 +1,4 @@
-"""What the driver tells of errors of GPUs."""
+"""Xids, uncorrectable memory errors and lost GPUs, as the driver reports them."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ from typing import TYPE_CHECKING, Final
 
 from ddpwatch.core import rules
 from ddpwatch.core.alerts.model import Finding, Severity
-from ddpwatch.core.detectors.context import Detector
-from ddpwatch.core.limits import GpuErrorLimits
 from ddpwatch.core.state.gpu import RESET, xid_meaning
 from ddpwatch.core.units import plural, ranks_text
 
@@ -32,17 +30,16 @@ def gpu_error(context: DetectorContext) -> list[Finding]:
     for rank in context.state.ranks.values():
         for gpu in rank.gpus.latest.gpus if rank.gpus.latest else ():
             if gpu.xids or gpu.lost or new_ecc_errors(rank, gpu):
-                # Ranks that share a GPU all tell of it.
+                # Ranks that share a GPU all report it.
                 by_gpu.setdefault(f"{rank.host} {gpu.uuid or f'{rank.rank} {gpu.device}'}", []).append((rank, gpu))
     findings = [_finding(users) for users in by_gpu.values()]
     findings.sort(key=lambda finding: -finding.severity)
-    if len(findings) > GpuErrorLimits.MAX_SEPARATE:
-        return [*findings[: GpuErrorLimits.MAX_SEPARATE - 1], _together(findings[GpuErrorLimits.MAX_SEPARATE - 1 :])]
-    return findings
+    most = context.limits.gpu_error.MAX_SEPARATE
+    return findings if len(findings) <= most else [*findings[: most - 1], _together(findings[most - 1 :])]
 
 
 def new_ecc_errors(rank: RankState, gpu: Gpu) -> int:
-    """Memory errors that could not be corrected, since the GPU was first seen."""
+    """Uncorrectable memory errors since the GPU was first seen."""
     if gpu.ecc_uncorrected is None:
         return 0
     return gpu.ecc_uncorrected - rank.gpus.ecc_before.get(gpu.device, gpu.ecc_uncorrected)
@@ -50,7 +47,7 @@ def new_ecc_errors(rank: RankState, gpu: Gpu) -> int:
 
 def _finding(users: Sequence[tuple[RankState, Gpu]]) -> Finding:
     ranks = tuple(sorted({rank.rank for rank, _ in users}))
-    # The one that has told most of it.
+    # The most complete of the reports.
     rank, gpu = max(users, key=lambda user: (user[1].lost, len(user[1].xids), new_ecc_errors(*user)))
     reported: list[tuple[Severity, str, str]] = []
     for code in dict.fromkeys(reversed(gpu.xids)):
@@ -60,14 +57,14 @@ def _finding(users: Sequence[tuple[RankState, Gpu]]) -> Finding:
         reported.append((Severity.CRITICAL, f"{plural(errors, 'new memory error')} that could not be corrected", RESET))
     if gpu.lost:
         reported.append((Severity.CRITICAL, LOST, RESET))
-    severity, first, advice = max(reported, key=lambda part: part[0])
+    severity, worst, advice = max(reported, key=lambda part: part[0])
     more = len(reported) - 1
     subject = f"{ranks_text(ranks)} · {gpu.device}"
     return Finding(
         rule=RULE,
         severity=severity,
         subject=subject,
-        message=f"{subject}: {first}{f' · and {more} more' if more else ''}",
+        message=f"{subject}: {worst}{f' · and {more} more' if more else ''}",
         advice=advice,
         ranks=ranks,
         evidence={
@@ -90,6 +87,3 @@ def _together(findings: Sequence[Finding]) -> Finding:
         ranks=ranks,
         evidence={"gpus": len(findings)},
     )
-
-
-GPU_ERROR: Final = Detector(RULE, gpu_error, by_step=False)

@@ -1,4 +1,4 @@
-"""Whether GPUs have little to do while their ranks train."""
+"""Mean GPU utilization of ranks that train, and the phase that takes the time."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ import numpy as np
 
 from ddpwatch.core import rules
 from ddpwatch.core.alerts.model import Finding, Severity
-from ddpwatch.core.detectors.context import Detector
-from ddpwatch.core.limits import GpuIdleLimits
 from ddpwatch.core.metrics.window import medians
 from ddpwatch.core.units import percent, ranks_text
 from ddpwatch.wire import PHASES
@@ -20,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ddpwatch.core.detectors.context import DetectorContext
+    from ddpwatch.core.limits import GpuIdleLimits
     from ddpwatch.core.metrics.window import Window
     from ddpwatch.core.state.rank import RankState
 
@@ -52,8 +51,9 @@ class _Idle:
     rank: int
     util_percent: float
     phase: str
-    """Of a step the longest; empty = not known."""
+    """The longest of a step; empty = unknown."""
     share: float
+    """Fraction of the step that the phase takes."""
 
 
 def gpu_idle(context: DetectorContext) -> list[Finding]:
@@ -63,29 +63,27 @@ def gpu_idle(context: DetectorContext) -> list[Finding]:
     that takes most of the step. When most ranks are alike it is told once, for the job.
     """
     state, limits = context.state, context.limits.gpu_idle
-    read, idle = 0, []
+    with_gpus, idle = 0, []
     for rank in state.ranks.values():
         gpus = rank.gpus.now(state.now_ns)
-        if gpus:
-            read += 1
-            if all(gpu.util_percent is not None and gpu.util_percent < 100 * limits.util_part for gpu in gpus):
-                util_percent = _mean_util(rank, limits)
-                if util_percent is not None and _trains(context, rank):
-                    idle.append((rank, util_percent))
+        with_gpus += bool(gpus)
+        if gpus and all(gpu.util_percent is not None and gpu.util_percent < 100 * limits.util_part for gpu in gpus):
+            util_percent = _mean_util(rank, limits)
+            if util_percent is not None and _trains(context, rank):
+                idle.append((rank.rank, util_percent))
     if not idle or context.stuck:
         return []
     phases = _phases(context.window)
-    found = [_Idle(rank.rank, util_percent, *phases.get(rank.rank, ("", 0.0))) for rank, util_percent in idle]
-    if len(found) * 2 > read and read > 1:
-        everybody = len(found) == read
-        return [_finding("job", "GPUs of all ranks" if everybody else f"GPUs of {_rank_text(found)}", found)]
-    if len(found) > GpuIdleLimits.MAX_SEPARATE:
-        return [_finding("GPUs", f"GPUs of {_rank_text(found)}", found)]
+    found = [_Idle(rank, util_percent, *phases.get(rank, ("", 0.0))) for rank, util_percent in idle]
+    most = len(found) * 2 > with_gpus > 1
+    if most or len(found) > limits.MAX_SEPARATE:
+        ranks = "all ranks" if most and len(found) == with_gpus else ranks_text(one.rank for one in found)
+        return [_finding("job" if most else "GPUs", f"GPUs of {ranks}", found)]
     return [_finding(f"rank {one.rank}", f"the GPU of rank {one.rank}", [one]) for one in found]
 
 
 def _mean_util(rank: RankState, limits: GpuIdleLimits) -> float | None:
-    """In per cent over the last readings of its GPUs; None = it is not low, or there are too few."""
+    """Mean utilization in percent of its busiest GPU over the last readings; None = not low, or too few readings."""
     means = []
     for history in rank.gpus.histories.values():
         util = history.curve("util_percent")[-limits.readings :]
@@ -97,19 +95,18 @@ def _mean_util(rank: RankState, limits: GpuIdleLimits) -> float | None:
 
 
 def _trains(context: DetectorContext, rank: RankState) -> bool:
-    """Whether it finishes steps, has warmed up and does not pause: in a hang or an evaluation nobody is surprised."""
+    """Whether it finishes steps after warmup: in a pause, a hang or an evaluation an idle GPU is expected."""
     beat, newest = rank.beat, rank.steps.newest
     if context.state.condition(rank) != "ok" or beat is None or newest <= context.limits.judge.warmup_steps:
         return False
     ended_ns = int(rank.steps.column("end_ns", np.array([newest]))[0])
     baseline_ns = context.window.median_step_ns if len(context.window) else 0.0
-    return beat.mono_ns - ended_ns <= max(
-        GpuIdleLimits.MAX_STEP_AGE_S * 1e9, GpuIdleLimits.MAX_STEP_AGE_STEPS * baseline_ns
-    )
+    limits = context.limits.gpu_idle
+    return beat.mono_ns - ended_ns <= max(limits.MAX_STEP_AGE_S * 1e9, limits.MAX_STEP_AGE_STEPS * baseline_ns)
 
 
 def _phases(window: Window) -> dict[int, tuple[str, float]]:
-    """By rank, the phase that takes most of the step, and its share."""
+    """By rank, the phase that takes most of the step, and its fraction."""
     if not len(window) or not window.ranks:
         return {}
     baseline_ns = medians(window.phases_ns)
@@ -121,26 +118,21 @@ def _phases(window: Window) -> dict[int, tuple[str, float]]:
     }
 
 
-def _rank_text(found: Sequence[_Idle]) -> str:
-    return ranks_text(one.rank for one in found)
-
-
-def _finding(subject: str, who: str, found: Sequence[_Idle]) -> Finding:
+def _finding(subject: str, label: str, found: Sequence[_Idle]) -> Finding:
     util = median(one.util_percent for one in found) / 100
     named = [one for one in found if one.phase]
     phase = max((one.phase for one in named), key=lambda name: sum(one.phase == name for one in named), default="")
     where, advice = WAITS.get(phase, ("", _SMALL))
     share = median(one.share for one in named if one.phase == phase) if phase else 0.0
-    works = "work" if who.startswith("GPUs") else "works"
-    everybody = who.endswith("all ranks")
+    works = "work" if label.startswith("GPUs") else "works"
     return Finding(
         rule=RULE,
         severity=Severity.WARNING,
         subject=subject,
-        message=f"{who} {works} {percent(util)} of the time"
+        message=f"{label} {works} {percent(util)} of the time"
         + (f": {percent(share)} of the step goes by {where}" if phase else ""),
         advice=advice,
-        ranks=() if everybody else tuple(one.rank for one in found),
+        ranks=() if label.endswith("all ranks") else tuple(one.rank for one in found),
         phase=phase or None,
         evidence={
             "util_percent": round(util * 100, 1),
@@ -148,6 +140,3 @@ def _finding(subject: str, who: str, found: Sequence[_Idle]) -> Finding:
             "idle_ranks": len(found),
         },
     )
-
-
-GPU_IDLE: Final = Detector(RULE, gpu_idle, by_step=False, gradual=True)

@@ -1,22 +1,21 @@
-"""Whether the clocks of GPUs are held down."""
+"""GPUs whose clocks are held down, against the median clock of their peers."""
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from itertools import chain
 from typing import TYPE_CHECKING, Final
 
 from ddpwatch.core import rules
 from ddpwatch.core.alerts.model import Finding, Severity
-from ddpwatch.core.detectors.context import Detector
-from ddpwatch.core.limits import GpuThrottleLimits
 from ddpwatch.core.state.gpu import POWER_CAP, THROTTLE_REASONS, clock_text, evenly_sampled, latest_clock, median_mhz
 from ddpwatch.core.units import plural, ranks_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ddpwatch.core.detectors.context import DetectorContext
+    from ddpwatch.core.detectors.context import DetectorContext, Evidence
     from ddpwatch.core.state.gpu import Clock
     from ddpwatch.core.state.rank import RankState
 
@@ -44,24 +43,24 @@ def gpu_throttle(context: DetectorContext) -> list[Finding]:
     clocks, ranks = _held_clocks(context)
     if not clocks:
         return []
-    others = _peers(ranks, limits.readings)
+    peers = _peers(ranks, limits.readings)
     bad: list[Clock] = []
     capped: list[Clock] = []
-    usual: dict[str, float] = {}
+    median: dict[str, float] = {}
     for clock in clocks:
-        # Among many it does not matter whether a GPU is compared with itself, too.
-        if clock.name not in usual or len(others) < GpuThrottleLimits.MANY_PEERS:
-            usual[clock.name] = median_mhz(clock, others)
-        below = 0 < clock.mhz < limits.clock_part * usual[clock.name]
+        # With many peers the median is the same whether it includes the GPU itself or not.
+        if clock.name not in median or len(peers) < limits.MANY_PEERS:
+            median[clock.name] = median_mhz(clock, peers)
+        below = 0 < clock.mhz < limits.clock_part * median[clock.name]
         (bad if clock.harsh or below else capped).append(clock)
-    findings = _trouble(context, bad, ranks)
+    findings = _by_host(context, bad, ranks)
     if capped:
         findings.append(_normal(capped, ranks))
     return [replace(finding, lasting=limits.lasting_s * 1e9) for finding in findings]
 
 
 def _held_clocks(context: DetectorContext) -> tuple[list[Clock], list[RankState]]:
-    """The GPUs that are held down, and all ranks whose GPUs are read."""
+    """Clocks that are held down, and all ranks with GPU readings."""
     state, readings = context.state, context.limits.gpu_throttle.readings
     clocks, ranks = [], []
     for rank in state.ranks.values():
@@ -69,7 +68,7 @@ def _held_clocks(context: DetectorContext) -> tuple[list[Clock], list[RankState]
         if not gpus or state.condition(rank) not in {"ok", "paused"}:
             continue
         ranks.append(rank)
-        # What holds none now is not looked at further: nearly all of thousands end here.
+        # Cheap check first: nearly all of thousands of GPUs have no reason at this moment.
         for gpu in gpus:
             if gpu.throttle and not _HELD.isdisjoint(gpu.throttle):
                 clock = latest_clock(rank, gpu, readings)
@@ -87,21 +86,22 @@ def _peers(ranks: Sequence[RankState], readings: int) -> list[Clock]:
     return [clock for clock in found if clock is not None]
 
 
-def _trouble(context: DetectorContext, clocks: Sequence[Clock], ranks: Sequence[RankState]) -> list[Finding]:
+def _by_host(context: DetectorContext, clocks: Sequence[Clock], ranks: Sequence[RankState]) -> list[Finding]:
+    """One finding for each host most of whose GPUs are held down, or each GPU; one for all if there are many."""
+    limits = context.limits.gpu_throttle
     hosts: dict[str, list[Clock]] = {}
     for clock in clocks:
         hosts.setdefault(context.state.ranks[clock.rank].host, []).append(clock)
-    sizes: dict[str, int] = {}
+    gpus: Counter[str] = Counter()
     for rank in ranks:
-        sizes[rank.host] = sizes.get(rank.host, 0) + len(rank.gpus.latest.gpus if rank.gpus.latest else ())
+        gpus[rank.host] += len(rank.gpus.latest.gpus if rank.gpus.latest else ())
     groups: dict[str, list[Clock]] = {}
     for host, held in hosts.items():
-        if len(held) > 1 and len(held) >= GpuThrottleLimits.HOST_SHARE * sizes[host]:
+        if len(held) > 1 and len(held) >= limits.HOST_SHARE * gpus[host]:
             groups[f"host {host}"] = held
         else:
-            for clock in held:
-                groups[f"rank {clock.rank} · {clock.device}"] = [clock]
-    if len(groups) > GpuThrottleLimits.MAX_SEPARATE:
+            groups |= {f"rank {clock.rank} · {clock.device}": [clock] for clock in held}
+    if len(groups) > limits.MAX_SEPARATE:
         groups = {"GPUs": list(chain.from_iterable(groups.values()))}
     return [_finding(subject, held) for subject, held in groups.items()]
 
@@ -109,15 +109,15 @@ def _trouble(context: DetectorContext, clocks: Sequence[Clock], ranks: Sequence[
 def _finding(subject: str, held: Sequence[Clock]) -> Finding:
     worst = min(held, key=lambda clock: clock.mhz)
     ranks = tuple(sorted({clock.rank for clock in held}))
-    who = subject
+    label = subject
     if len(held) > 1:
         of = f"{subject}, " if subject.startswith("host ") else ""
-        who = f"{of}{plural(len(held), 'GPU')} ({ranks_text(ranks)}), at worst"
+        label = f"{of}{plural(len(held), 'GPU')} ({ranks_text(ranks)}), at worst"
     return Finding(
         rule=RULE,
         severity=Severity.WARNING,
         subject=subject,
-        message=f"{who}: {clock_text(worst)}" if len(held) == 1 else f"{who} {clock_text(worst)}",
+        message=f"{label}: {clock_text(worst)}" if len(held) == 1 else f"{label} {clock_text(worst)}",
         advice=HOT_ADVICE if any(clock.harsh for clock in held) else POWER_ADVICE,
         ranks=ranks,
         evidence=_evidence(held, worst),
@@ -127,20 +127,20 @@ def _finding(subject: str, held: Sequence[Clock]) -> Finding:
 def _normal(capped: Sequence[Clock], ranks: Sequence[RankState]) -> Finding:
     slowest = min(capped, key=lambda clock: clock.mhz)
     total = sum(len(rank.gpus.latest.gpus) for rank in ranks if rank.gpus.latest)
-    who = f"{len(capped)} of {plural(total, 'GPU')} at the power cap" if total > 1 else "the GPU is at its power cap"
+    label = f"{len(capped)} of {plural(total, 'GPU')} at the power cap" if total > 1 else "the GPU is at its power cap"
     clocks = clock_text(slowest).partition(",")[0]
     return Finding(
         rule=RULE,
         severity=Severity.INFO,
         subject="power cap",
-        message=f"{who}, none far below the others: {clocks}" if total > 1 else f"{who}: {clocks}",
+        message=f"{label}, none far below the others: {clocks}" if total > 1 else f"{label}: {clocks}",
         advice=NORMAL_ADVICE,
         evidence=_evidence(capped, slowest),
     )
 
 
-def _evidence(held: Sequence[Clock], worst: Clock) -> dict[str, float | int | str]:
-    reported: dict[str, float | int | str] = {
+def _evidence(held: Sequence[Clock], worst: Clock) -> Evidence:
+    evidence: Evidence = {
         "gpus": len(held),
         "clock_mhz": round(worst.mhz),
         "max_clock_mhz": worst.max_mhz,
@@ -148,8 +148,5 @@ def _evidence(held: Sequence[Clock], worst: Clock) -> dict[str, float | int | st
         "readings": worst.readings,
     }
     if worst.temperature_c is not None:
-        reported["temperature_c"] = worst.temperature_c
-    return reported
-
-
-GPU_THROTTLE: Final = Detector(RULE, gpu_throttle, by_step=False, gradual=True)
+        evidence["temperature_c"] = worst.temperature_c
+    return evidence

@@ -1,4 +1,4 @@
-"""What the watched logs say, as a finding of the rule that it belongs to."""
+"""Verdicts of the watched logs as findings, merged with those of the rules."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from ddpwatch.core import rules
 from ddpwatch.core.alerts.model import Finding, Severity
+from ddpwatch.core.detectors.context import GOING_ON
 from ddpwatch.core.diagnosis.early_exit import END_OF_DATA
 from ddpwatch.core.limits import JudgeLimits
 from ddpwatch.core.units import ranks_text
@@ -14,34 +15,34 @@ from ddpwatch.core.units import ranks_text
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from ddpwatch.core.detectors.context import Evidence
     from ddpwatch.core.logs.verdict import Verdict
     from ddpwatch.core.state.run import RunState
 
 FAILURES: Final = frozenset(
     {"exception", "ddp-error", "cuda-oom", "host-oom", "cuda-error", "gpu-fault", "crash", "killed", "signal", "exit"}
 )
-"""Causes that are the end of one rank."""
+"""Causes that end one rank."""
 RULES: Final = {
     **dict.fromkeys(FAILURES, rules.RANK_FAILED),
     **dict.fromkeys(("peer-died", "aborted", "terminated", "store-gone", "scheduler", "interrupted"), rules.RANK_LOST),
     "mismatch": rules.DESYNC,
 }
-"""By cause, whose matter it is; all others are waits that came to nothing: `timeout`."""
+"""The rule of each cause; all others are waits that timed out: `timeout`."""
 SURVIVED: Final = frozenset({"exception", "ddp-error", "cuda-oom"})
-"""What a script may catch and print, and go on."""
-LIVING: Final = frozenset({"ok", "paused"})
+"""Causes that a script may catch, print and survive."""
 SUBJECT: Final = "logs"
 HOW_IT_ENDED: Final = frozenset({"crash", "killed", "signal", "exit"})
-"""Causes that say no more than the exit code of a process."""
+"""Causes that carry no more information than an exit code."""
 ADVICE: Final = "The logs screen and `ddpwatch postmortem` show the lines that say so."
 
 
 def log_finding(state: RunState, rule: str) -> list[Finding]:
-    """Who ended the job as its logs tell it, if that is for this rule to say."""
+    """The verdict of the logs, if its cause belongs to this rule."""
     verdict = state.logs.verdict
     if verdict is None or rule != RULES.get(verdict.cause, rules.TIMEOUT) or _is_survived(state, verdict):
         return []
-    evidence: dict[str, float | int | str] = {"cause": verdict.cause, "certain": int(verdict.certain)}
+    evidence: Evidence = {"cause": verdict.cause, "certain": int(verdict.certain)}
     if verdict.victims:
         evidence["victims"] = ranks_text(verdict.victims)
     for number, line in enumerate(verdict.evidence[:3], 1):
@@ -61,15 +62,15 @@ def log_finding(state: RunState, rule: str) -> list[Finding]:
 
 
 def _is_survived(state: RunState, verdict: Verdict) -> bool:
-    """Whether the logs tell of an exception, and nothing has come of it: the ranks that may have raised it are well."""
+    """Whether the logged exception had no effect: the ranks that may have raised it are alive."""
     if verdict.certain or verdict.cause not in SURVIVED:
         return False
     ranks = [state.ranks[rank] for rank in verdict.culprits if rank in state.ranks] or state.ranks.values()
-    return all(state.condition(rank) in LIVING for rank in ranks)
+    return all(state.condition(rank) in GOING_ON for rank in ranks)
 
 
 def with_log_findings(state: RunState, rule: str, findings: list[Finding]) -> list[Finding]:
-    """What a rule has found, and what the logs say; where both name the same ranks, or the logs name none, once."""
+    """Findings of a rule plus that of the logs; merged where both name the same ranks, or the logs name none."""
     merged = list(findings)
     for reported in log_finding(state, rule):
         same = next(
@@ -84,16 +85,17 @@ def with_log_findings(state: RunState, rule: str, findings: list[Finding]) -> li
 
 
 def without_duplicates(found: Mapping[str, list[Finding]]) -> dict[str, list[Finding]]:
-    """What all rules have found. Where the logs blame nobody, or say no more than how a rank ended, that goes to the
-    rule which tells of the same end by what is known of the ranks, whichever that is: of an abort the logs say
-    `desync`, and the ranks may say `rank-lost`; of a kill `rank-failed`, and `rank-lost`.
+    """Findings of all rules, with that of the logs merged into the one about the same end, whichever rule has it.
+
+    Only where the logs blame no rank, or know no more than how it ended: for an abort the logs say `desync` and the
+    ranks may say `rank-lost`, for a kill `rank-failed` and `rank-lost`.
     """
     every = [each for findings in found.values() for each in findings]
     reported = next((each for each in every if each.subject == SUBJECT), None)
-    explained = [each for each in every if reported is not None and _is_the_same_end(each, reported)]
-    if reported is None or not explained:
+    same = [each for each in every if reported is not None and _is_the_same_end(each, reported)]
+    if reported is None or not same:
         return dict(found)
-    best = max(explained, key=lambda each: (each.severity, bool(each.ranks)))
+    best = max(same, key=lambda each: (each.severity, bool(each.ranks)))
     return {
         rule: [_with_lines(each, reported) if each is best else each for each in findings if each is not reported]
         for rule, findings in found.items()
@@ -106,7 +108,7 @@ def _is_the_same_end(finding: Finding, reported: Finding) -> bool:
     if reported.ranks:
         ended = finding.rule in rules.EXITS and set(reported.ranks) <= set(finding.ranks)
         return ended and reported.evidence["cause"] in HOW_IT_ENDED
-    # What stops a job, `uneven-batch` only where the data of a rank has ended.
+    # `uneven-batch` stops a job only where the data of a rank has ended.
     return finding.rule in rules.STOPPING or finding.subject == END_OF_DATA
 
 

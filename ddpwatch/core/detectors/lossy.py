@@ -1,4 +1,4 @@
-"""What was measured and did not arrive, or could not be believed."""
+"""Lost messages, dropped records, unreadable frames and implausible steps."""
 
 from __future__ import annotations
 
@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING, Final
 
 from ddpwatch.core import rules
 from ddpwatch.core.alerts.model import Finding, Severity
-from ddpwatch.core.detectors.context import Detector
 from ddpwatch.core.limits import LossyLimits
 from ddpwatch.core.units import plural, ranks_text
 
 if TYPE_CHECKING:
-    from ddpwatch.core.detectors.context import DetectorContext
+    from ddpwatch.core.detectors.context import DetectorContext, Evidence
     from ddpwatch.core.state.rank import RankState
     from ddpwatch.core.state.run import RunState
 
@@ -35,28 +34,23 @@ class _Losses:
     bad: int
     implausible: bool
     off: str | None
-    """Why its agent has switched itself off; None = it has not."""
-
-    @property
-    def any(self) -> bool:
-        return bool(self.lost or self.dropped or self.bad or self.implausible or self.off is not None)
+    """Why its agent switched itself off; None = it did not."""
 
     @property
     def slight(self) -> bool:
-        return self.lost < LossyLimits.FEW_MESSAGES and not (
-            self.dropped or self.bad or self.implausible or self.off is not None
-        )
+        others = self.dropped or self.bad or self.implausible or self.off is not None
+        return self.lost < LossyLimits.FEW_MESSAGES and not others
 
     @property
     def words(self) -> str:
-        said = [
+        parts = [
             plural(self.lost, "message") + " lost" if self.lost else "",
             plural(self.dropped, "record") + " dropped by the agent" if self.dropped else "",
             plural(self.bad, "unreadable or impossible record") if self.bad else "",
             "its steps do not fit those of the others and are left out" if self.implausible else "",
             f"its agent has switched itself off{f' ({self.off})' if self.off else ''}" if self.off is not None else "",
         ]
-        return ", ".join(part for part in said if part)
+        return ", ".join(filter(None, parts))
 
 
 def lossy(context: DetectorContext) -> list[Finding]:
@@ -73,11 +67,9 @@ def lossy(context: DetectorContext) -> list[Finding]:
         for rank in state.ranks.values()
         if rank.sequence.lost > 0 or rank.bad or rank.bye is not None or rank.dropped or rank.rank in implausible
     )
-    affected = [losses for rank in ranks if (losses := _losses(rank, implausible)).any]
-    findings = (
-        [_together(affected)] if len(affected) > LossyLimits.MAX_SEPARATE else [_alone(losses) for losses in affected]
-    )
-    return findings + _unassigned(state)
+    affected = [losses for rank in ranks if (losses := _losses(rank, implausible)).words]
+    many = len(affected) > LossyLimits.MAX_SEPARATE
+    return ([_together(affected)] if many else [_alone(losses) for losses in affected]) + _unassigned(state)
 
 
 def _losses(rank: RankState, implausible: set[int]) -> _Losses:
@@ -86,14 +78,14 @@ def _losses(rank: RankState, implausible: set[int]) -> _Losses:
 
 
 def _alone(losses: _Losses) -> Finding:
-    context: dict[str, float | int | str] = {
+    evidence: Evidence = {
         "lost_messages": losses.lost,
         "dropped_records": losses.dropped,
         "unusable_records": losses.bad,
         "disbelieved": int(losses.implausible),
     }
     if losses.off is not None:
-        context["off_reason"] = losses.off
+        evidence["off_reason"] = losses.off
     return Finding(
         rule=RULE,
         severity=Severity.INFO if losses.slight else Severity.WARNING,
@@ -101,7 +93,7 @@ def _alone(losses: _Losses) -> Finding:
         message=f"rank {losses.rank}: {losses.words}",
         advice=_advice([losses]),
         ranks=(losses.rank,),
-        evidence=context,
+        evidence=evidence,
     )
 
 
@@ -116,7 +108,7 @@ def _together(affected: list[_Losses]) -> Finding:
         off=None,
     )
     implausible = sum(losses.implausible for losses in affected)
-    said = [
+    parts = [
         total.words,
         f"{plural(implausible, 'rank')} whose steps do not fit" if implausible else "",
         f"{plural(len(off), 'agent')} switched off" if off else "",
@@ -126,7 +118,7 @@ def _together(affected: list[_Losses]) -> Finding:
         rule=RULE,
         severity=Severity.INFO if all(losses.slight for losses in affected) else Severity.WARNING,
         subject="ranks",
-        message=f"{ranks_text(ranks)}: {', '.join(part for part in said if part)}",
+        message=f"{ranks_text(ranks)}: {', '.join(filter(None, parts))}",
         advice=_advice(affected),
         ranks=ranks,
         evidence={
@@ -160,6 +152,3 @@ def _advice(affected: list[_Losses]) -> str:
         return OFF_ADVICE
     gaps = any(losses.lost or losses.dropped for losses in affected)
     return ADVICE if gaps else UNREADABLE_ADVICE
-
-
-LOSSY: Final = Detector(RULE, lossy, by_step=False)

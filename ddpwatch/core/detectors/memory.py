@@ -1,4 +1,4 @@
-"""Whether the memory of a rank keeps growing, on its host or on its GPU."""
+"""Steady growth of a rank's memory, on its host or on a nearly full GPU, by medians of thirds."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import numpy as np
 
 from ddpwatch.core import rules
 from ddpwatch.core.alerts.model import Finding, Severity
-from ddpwatch.core.detectors.context import Detector
 from ddpwatch.core.limits import MemoryLimits
 from ddpwatch.core.units import duration, percent, ranks_text, size
 
@@ -44,7 +43,7 @@ class _Growth:
     watched_s: float
     bytes_per_hour: float
     gpu: Gpu | None = None
-    """Whose memory it is; None = the host's."""
+    """The GPU whose memory grows; None = memory of the host."""
 
 
 def memory(context: DetectorContext) -> list[Finding]:
@@ -64,8 +63,8 @@ def memory(context: DetectorContext) -> list[Finding]:
         for gpu in rank.gpus.now(state.now_ns)
         if (growth := _gpu_growth(rank, gpu, limits)) is not None
     ]
-    findings = [_finding(grown)] if len(grown) > MemoryLimits.MAX_SEPARATE else [_finding([growth]) for growth in grown]
-    if len(full) > MemoryLimits.MAX_SEPARATE:
+    findings = [_finding(grown)] if len(grown) > limits.MAX_SEPARATE else [_finding([growth]) for growth in grown]
+    if len(full) > limits.MAX_SEPARATE:
         return [*findings, _gpu_finding(full, limits)]
     return [*findings, *(_gpu_finding([growth], limits) for growth in full)]
 
@@ -74,14 +73,13 @@ def _growth(rank: RankState, limits: MemoryLimits) -> _Growth | None:
     span = rank.rss_history.span
     if span is None or (watched_s := (span[1][0] - span[0][0]) / 1e9) < limits.least_s:
         return None
-    at_ns, used = rank.rss_history.spread(MemoryLimits.MAX_SAMPLES)
-    # Medians cannot be further apart than that, and nearly every rank of a large world ends here.
-    if len(used) < MemoryLimits.MIN_SAMPLES or max(used) - min(used) < limits.growth_bytes:
+    at_ns, used = rank.rss_history.spread(limits.MAX_SAMPLES)
+    # Cheap bound first: the medians cannot be further apart, and nearly every rank ends here.
+    if len(used) < limits.MIN_SAMPLES or max(used) - min(used) < limits.growth_bytes:
         return None
-    growth = _grown_all_along(rank.rank, at_ns, used, watched_s, limits.growth_bytes)
-    if growth is None or growth.last_bytes - growth.first_bytes < limits.growth_share * growth.first_bytes:
-        return None
-    return growth
+    growth = _steady_growth(rank.rank, at_ns, used, watched_s, limits.growth_bytes)
+    enough = growth is not None and growth.last_bytes - growth.first_bytes >= limits.growth_share * growth.first_bytes
+    return growth if enough else None
 
 
 def _gpu_growth(rank: RankState, gpu: Gpu, limits: MemoryLimits) -> _Growth | None:
@@ -92,28 +90,27 @@ def _gpu_growth(rank: RankState, gpu: Gpu, limits: MemoryLimits) -> _Growth | No
         return None
     used, at_ns = history.curve("used_bytes"), history.times_ns()
     known = np.flatnonzero(~np.isnan(used))
-    places = known[:: max(len(known) // MemoryLimits.MAX_SAMPLES, 1)]
-    if len(places) < MemoryLimits.MIN_SAMPLES:
+    places = known[:: max(len(known) // limits.MAX_SAMPLES, 1)]
+    if len(places) < limits.MIN_SAMPLES:
         return None
     watched_s = float(at_ns[places[-1]] - at_ns[places[0]]) / 1e9
     if watched_s < limits.gpu_least_s:
         return None
-    growth = _grown_all_along(
-        rank.rank, at_ns[places].tolist(), used[places].tolist(), watched_s, limits.gpu_growth_bytes
-    )
+    times_ns, sizes = at_ns[places].tolist(), used[places].tolist()
+    growth = _steady_growth(rank.rank, times_ns, sizes, watched_s, limits.gpu_growth_bytes)
     return replace(growth, gpu=gpu) if growth else None
 
 
-def _grown_all_along(
-    rank: int, at_ns: Sequence[int], used: Sequence[float], watched_s: float, least_bytes: int
+def _steady_growth(
+    rank: int, at_ns: Sequence[int], used: Sequence[float], watched_s: float, min_bytes: int
 ) -> _Growth | None:
+    """Growth between the medians of the first and the last third; None = too little, or it has come to an end."""
     third = len(used) // 3
     first, middle, last = median(used[:third]), median(used[third:-third]), median(used[-third:])
     more = last - first
-    if more < least_bytes:
-        return None
     latest = median(used[-max(len(used) // 10, 3) :])
-    if min(middle - first, last - middle) < MemoryLimits.MIN_HALF_SHARE * more or latest < last:
+    in_each_half = min(middle - first, last - middle) >= MemoryLimits.MIN_HALF_SHARE * more
+    if more < min_bytes or not in_each_half or latest < last:
         return None
     between_s = (median(at_ns[-third:]) - median(at_ns[:third])) / 1e9
     return _Growth(rank, first, last, watched_s, more / max(between_s, 1.0) * 3600)
@@ -122,13 +119,13 @@ def _grown_all_along(
 def _finding(grown: list[_Growth]) -> Finding:
     worst = max(grown, key=lambda growth: growth.bytes_per_hour)
     ranks = tuple(growth.rank for growth in grown)
-    who = ranks_text(ranks)
+    label = ranks_text(ranks)
     most = "" if len(grown) == 1 else f"; most on rank {worst.rank}"
     return Finding(
         rule=RULE,
         severity=Severity.WARNING,
-        subject=who if len(grown) == 1 else "ranks",
-        message=f"memory of {who} keeps growing{most}: {size(worst.first_bytes)} to {size(worst.last_bytes)} in "
+        subject=label if len(grown) == 1 else "ranks",
+        message=f"memory of {label} keeps growing{most}: {size(worst.first_bytes)} to {size(worst.last_bytes)} in "
         f"{duration(worst.watched_s)}, {size(worst.bytes_per_hour)} an hour",
         advice=ADVICE,
         ranks=ranks,
@@ -150,13 +147,13 @@ def _gpu_finding(full: Sequence[_Growth], limits: MemoryLimits) -> Finding:
     unused = gpu.allocated_bytes is not None and reserved - allocated >= limits.gpu_unused_part * total
     ranks = tuple(sorted({growth.rank for growth in full}))
     subject = f"rank {worst.rank} · {gpu.device}" if len(full) == 1 else "GPUs"
-    who = subject if len(full) == 1 else f"{len(full)} GPUs ({ranks_text(ranks)})"
+    label = subject if len(full) == 1 else f"{len(full)} GPUs ({ranks_text(ranks)})"
     hint = f" · torch holds {size(reserved)} and uses {size(allocated)} of it" if unused else ""
     return Finding(
         rule=RULE,
         severity=Severity.WARNING,
         subject=subject,
-        message=f"{who}: {percent(used / total)} of the GPU's memory in use and growing, "
+        message=f"{label}: {percent(used / total)} of the GPU's memory in use and growing, "
         f"{size(worst.bytes_per_hour)} an hour{hint}",
         advice=UNUSED_ADVICE if unused else GPU_ADVICE,
         ranks=ranks,
@@ -169,6 +166,3 @@ def _gpu_finding(full: Sequence[_Growth], limits: MemoryLimits) -> Finding:
             "watched_s": round(worst.watched_s, 1),
         },
     )
-
-
-MEMORY: Final = Detector(RULE, memory, by_step=False, gradual=True)

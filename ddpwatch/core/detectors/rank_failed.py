@@ -1,4 +1,4 @@
-"""Ranks that an exception has ended: the first by name, those that only followed it together."""
+"""Ranks that an exception has ended: first failures by name, secondary failures together."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from typing import TYPE_CHECKING, Final
 
 from ddpwatch.core import rules
 from ddpwatch.core.alerts.model import Finding, Severity
-from ddpwatch.core.detectors.context import Detector
+from ddpwatch.core.detectors.context import names_of, ranks_of
 from ddpwatch.core.detectors.log_findings import with_log_findings
 from ddpwatch.core.diagnosis.early_exit import END_OF_DATA, left_before, word_to_come
-from ddpwatch.core.diagnosis.exits import advice_on, is_interrupt, is_timeout, names_of
+from ddpwatch.core.diagnosis.exits import advice_on, is_interrupt, is_timeout
 from ddpwatch.core.limits import RankFailedLimits, UnevenBatchLimits
 from ddpwatch.core.units import plural, ranks_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ddpwatch.core.detectors.context import DetectorContext
+    from ddpwatch.core.detectors.context import DetectorContext, Evidence
     from ddpwatch.core.diagnosis.early_exit import LeftBehind
     from ddpwatch.core.diagnosis.exits import End
     from ddpwatch.core.diagnosis.timeouts import GivingUp
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 RULE: Final = rules.RANK_FAILED
 MESSAGE_CHARS: Final = 300
+"""Characters of an exception that are shown in a message."""
 ADVICE: Final = "Read its whole traceback in the launcher's log."
 PEER_ADVICE: Final = (
     "Read its whole traceback in the launcher's log. It complains of its connection to another rank: look for one that "
@@ -33,7 +34,7 @@ PEER_ADVICE: Final = (
 INTERRUPT_ADVICE: Final = "Somebody pressed Ctrl-C, or sent SIGINT to the launcher; no rank is to blame."
 GAVE_UP: Final = "gave up"
 MAX_HOSTS: Final = 3
-"""Of more, none is named."""
+"""With more hosts than this, none is named."""
 _CAUSES: Final = {"failed": "failed", "lost": "was lost", "silent": "fell silent"}
 
 
@@ -48,18 +49,21 @@ def rank_failed(context: DetectorContext) -> list[Finding]:
     interrupted = [end for end in first if is_interrupt(end)]
     first = [end for end in first if not is_interrupt(end)]
     complaining = [end for end in first if end.complains_of_peer]
-    gave_up = any(is_timeout(_text(end)) for end in complaining)
+    gave_up = any(is_timeout(_text(end.rank)) for end in complaining)
     left = left_before(context.state, max((end.at_ns for end in complaining), default=0))
-    # Where somebody has left, who complains later has lost that one, too, and not who complained first.
+    # After a rank has left, later complaints are about that rank too, and not about the first complaint.
     behind = [end for end, cause in context.endings.later if left and not gave_up and cause in complaining]
     behind = [end for end in behind if end.how == "failed" and end.complains_of_peer]
     complaining += behind
     together = len(complaining) > 1 or bool(complaining and left)
     if gave_up or together:
         first = [end for end in first if not end.complains_of_peer]
-    findings = [_finding(context.state, end) for end in first[: RankFailedLimits.MAX_SEPARATE]]
-    if len(first) > RankFailedLimits.MAX_SEPARATE:
-        findings.append(_more(first[RankFailedLimits.MAX_SEPARATE :]))
+    most = RankFailedLimits.MAX_SEPARATE
+    findings = [_single(context.state, end) for end in first[:most]]
+    if more := first[most:]:
+        message = f"{plural(len(more), 'more rank')} ended by an exception: {names_of(more)}"
+        evidence: Evidence = {"ranks": len(more)}
+        findings.append(Finding(RULE, Severity.CRITICAL, "more", message, ADVICE, ranks_of(more), evidence=evidence))
     if gave_up:
         findings.append(_gave_up(complaining, context.gave_up))
     elif together:
@@ -67,110 +71,86 @@ def rank_failed(context: DetectorContext) -> list[Finding]:
     if left_behind:
         findings.append(_left_behind(context.left_behind))
     followed = [(end, cause) for end, cause in context.endings.later if end.how == "failed"]
-    too = [end for end, cause in followed if is_interrupt(end) and cause in interrupted]
-    too += behind
+    also_interrupted = [end for end, cause in followed if is_interrupt(end) and cause in interrupted]
+    reported = [*also_interrupted, *behind]
     if interrupted:
-        findings.append(_interrupted([*interrupted, *filter(is_interrupt, too)]))
-    later = [end for end, _ in followed if end.rank.rank not in left_behind and end not in too]
-    if later:
+        findings.append(_interrupted([*interrupted, *filter(is_interrupt, reported)]))
+    secondary = [end for end, _ in followed if end.rank.rank not in left_behind and end not in reported]
+    if secondary:
         causes = context.endings.causes(frozenset({"failed"}))
-        no_heartbeat_since_ns = context.limits.rank_lost.silent_s * 1e9
-        # When a silent rank dies at last, who waited for it is no longer known to have followed it, and has one alert.
-        waited = (
-            not gave_up
-            and _waited_in_vain(later)
-            and all(_had_no_heartbeat(end, later, no_heartbeat_since_ns) for end in causes)
-        )
-        findings.append(_consequence(later, causes, GAVE_UP if waited else "after"))
+        silent_ns = context.limits.rank_lost.silent_s * 1e9
+        # One alert for ranks that timed out waiting for a silent rank, also after the silent one has died.
+        silent = all(_was_silent(cause, secondary, silent_ns) for cause in causes)
+        subject = GAVE_UP if not gave_up and silent and _all_timed_out(secondary) else "after"
+        findings.append(_secondary(secondary, causes, subject))
     return with_log_findings(context.state, RULE, findings)
 
 
-def _finding(state: RunState, end: End) -> Finding:
-    rank, text = end.rank, _text(end)
+def _single(state: RunState, end: End) -> Finding:
+    rank, text = end.rank, _text(end.rank)
     detail = ""
     if not text and rank.exit_code:
         detail = f"exit code {rank.exit_code}"
         text = f"its exit code {rank.exit_code}, without an exception: sys.exit"
-    reported = text if len(text) <= MESSAGE_CHARS else text[: MESSAGE_CHARS - 1] + "…"
-    context: dict[str, float | int | str] = {"text": text, "host": rank.host, "pid": rank.pid}
+    shown = text if len(text) <= MESSAGE_CHARS else text[: MESSAGE_CHARS - 1] + "…"
+    evidence: Evidence = {"text": text, "host": rank.host, "pid": rank.pid}
     if rank.step is not None:
-        context["step"] = rank.step
+        evidence["step"] = rank.step
     return Finding(
         rule=RULE,
         severity=Severity.CRITICAL,
         subject=f"rank {rank.rank}",
-        message=f"rank {rank.rank} was ended by {reported or 'an exception'}",
+        message=f"rank {rank.rank} was ended by {shown or 'an exception'}",
         advice=PEER_ADVICE if end.complains_of_peer else ADVICE,
         ranks=(rank.rank,),
         detail=detail,
-        evidence=context,
-        lasting=_patience_ns(state, ()) if end.complains_of_peer else 0.0,
+        evidence=evidence,
+        lasting=_open_delay_ns(state, ()) if end.complains_of_peer else 0.0,
     )
 
 
-def _patience_ns(state: RunState, left: Sequence[RankState]) -> float:
-    """How long a complaint waits for the word of the one that it is about: that one ends later than its connections."""
+def _open_delay_ns(state: RunState, left: Sequence[RankState]) -> float:
+    """Open delay of a complaint about a peer: the peer ends, or gives its exit code, after its connections."""
     if word_to_come(state, left):
         return UnevenBatchLimits.EXIT_CODE_NS
     return RankFailedLimits.CAUSE_DELAY_NS if not left and state.run_condition() == "live" else 0.0
 
 
 def _interrupted(ends: Sequence[End]) -> Finding:
-    """One cause, though each of them tells it: the keyboard, or a launcher that passes it on, reaches all."""
-    ranks = _ranks(ends)
-    return Finding(
-        rule=RULE,
-        severity=Severity.CRITICAL,
-        subject="interrupted",
-        message=f"{ranks_text(ranks)} {'was' if len(ranks) == 1 else 'were'} interrupted from the keyboard (SIGINT)",
-        advice=INTERRUPT_ADVICE,
-        ranks=ranks,
-        evidence={"ranks": len(ranks), "text": _text(ends[0])},
-    )
-
-
-def _more(ends: Sequence[End]) -> Finding:
-    ranks = _ranks(ends)
-    return Finding(
-        rule=RULE,
-        severity=Severity.CRITICAL,
-        subject="more",
-        message=f"{plural(len(ranks), 'more rank')} ended by an exception: {ranks_text(ranks)}",
-        advice=ADVICE,
-        ranks=ranks,
-        evidence={"ranks": len(ranks)},
-    )
+    """One finding for all ranks: a keyboard, or the launcher behind it, sends SIGINT to each."""
+    was = "was" if len(ends) == 1 else "were"
+    message = f"{names_of(ends)} {was} interrupted from the keyboard (SIGINT)"
+    evidence = _facts(ends, ends[0])
+    return Finding(RULE, Severity.CRITICAL, "interrupted", message, INTERRUPT_ADVICE, ranks_of(ends), evidence=evidence)
 
 
 def _unordered(state: RunState, ends: Sequence[End], left: Sequence[RankState]) -> Finding:
-    """Ranks that complain of one another, or of others that have left: none of them was clearly first."""
-    ranks = _ranks(ends)
-    their = "its connection" if len(ranks) == 1 else "their connections"
-    message = f"{ranks_text(ranks)} lost {their} and failed, too close together to tell which was first"
-    advice = "No other rank is gone, so it may be the network between them; the launcher's log has all tracebacks."
-    # Not yet for long enough to be called lost, and perhaps the first to go.
+    """Ranks that complain about each other, or about ranks that have left: none was clearly first."""
+    failed = f"{names_of(ends)} lost {'its connection' if len(ends) == 1 else 'their connections'} and failed"
+    # Not silent for long enough to be lost, and possibly the first failure.
     silent = [rank for rank in state.ranks.values() if state.condition(rank) == "silent"]
-    if silent:
-        who = f"{ranks_text(rank.rank for rank in silent)}{_on_hosts(state, silent)}"
-        message = f"{ranks_text(ranks)} lost {their} and failed, and {who} "
-        message += f"{'has' if len(silent) == 1 else 'have'} fallen silent, too"
-        advice = f"Look at {ranks_text(rank.rank for rank in silent)} first, and whether "
-        advice += f"{'its host answers' if len(silent) == 1 else 'their hosts answer'}."
-    gone = tuple(rank.rank for rank in left)
+    names = ranks_text(rank.rank for rank in left or silent)
     if left:
         how = " with exit code 0" if all(rank.exit_code == 0 for rank in left) else ""
-        message = f"{ranks_text(ranks)} lost {their} and failed after {ranks_text(gone)} had ended{how}"
-        advice = f"Find out why {ranks_text(gone)} ended before the others: the data, or the script (sys.exit)."
+        message = f"{failed} after {names} had ended{how}"
+        advice = f"Find out why {names} ended before the others: the data, or the script (sys.exit)."
+    elif silent:
+        has, host = ("has", "its host answers") if len(silent) == 1 else ("have", "their hosts answer")
+        message = f"{failed}, and {names}{_on_hosts(state, silent)} {has} fallen silent, too"
+        advice = f"Look at {names} first, and whether {host}."
+    else:
+        message = f"{failed}, too close together to tell which was first"
+        advice = "No other rank is gone, so it may be the network between them; the launcher's log has all tracebacks."
     return Finding(
         rule=RULE,
         severity=Severity.CRITICAL,
-        # The same alert as when its exit code is known, which comes later.
-        subject=f"rank {gone[0]}" if len(gone) == 1 else "connections",
+        # The same alert as when the exit code of the rank that left is known, which comes later.
+        subject=f"rank {left[0].rank}" if len(left) == 1 else "connections",
         message=message,
         advice=advice,
-        ranks=gone or tuple(rank.rank for rank in silent) or ranks,
-        evidence={"ranks": len(ranks), "text": _text(ends[0])},
-        lasting=_patience_ns(state, left),
+        ranks=tuple(rank.rank for rank in left or silent) or ranks_of(ends),
+        evidence=_facts(ends, ends[0]),
+        lasting=_open_delay_ns(state, left),
     )
 
 
@@ -180,87 +160,66 @@ def _on_hosts(state: RunState, ranks: Sequence[RankState]) -> str:
 
 
 def _gave_up(ends: Sequence[End], gave_up: GivingUp | None) -> Finding:
-    """Ranks that have waited for the timeout of their process group: for whom, the rule `timeout` says."""
-    waited = [end for end in ends if is_timeout(_text(end))]
+    """Ranks whose wait in a collective timed out; the rule `timeout` names the rank they waited for."""
+    waited = [end for end in ends if is_timeout(_text(end.rank))]
     others = [end for end in ends if end not in waited]
     advice = "`timeout` tells what is known of whom they waited for."
     if gave_up is not None and gave_up.split is not None:
         advice = "They were in different operations, which `timeout` tells."
     elif gave_up is not None and gave_up.culprits:
         advice = "Look at the rank that they waited for, which `timeout` names, not at them."
-    then = f"; {ranks_text(_ranks(others))} lost the connection to them" if others else ""
-    return Finding(
-        rule=RULE,
-        severity=Severity.INFO,
-        subject=GAVE_UP,
-        message=f"{ranks_text(_ranks(waited))} gave up waiting in a collective and failed{then}",
-        advice=advice,
-        ranks=_ranks(ends),
-        evidence={"ranks": len(ends), "text": _text(waited[0])},
-    )
+    then = f"; {names_of(others)} lost the connection to them" if others else ""
+    message = f"{names_of(waited)} gave up waiting in a collective and failed{then}"
+    return Finding(RULE, Severity.INFO, GAVE_UP, message, advice, ranks_of(ends), evidence=_facts(ends, waited[0]))
 
 
-def _left_behind(reported: LeftBehind) -> Finding:
-    """Ranks that failed because others had left them at the end of their data, which `uneven-batch` tells."""
-    ranks = tuple(rank.rank for rank in reported.failed)
-    many = len(reported.left) > 1
-    where = f" at the end of {'their' if many else 'its'} data" if reported.at_end else " before the others"
+def _left_behind(found: LeftBehind) -> Finding:
+    """Ranks that failed because others had left at the end of their data, which `uneven-batch` reports."""
+    failed, left = (ranks_text(rank.rank for rank in ranks) for ranks in (found.failed, found.left))
+    their, them = ("their", "them") if len(found.left) > 1 else ("its", "it")
+    where = f" at the end of {their} data" if found.at_end else " before the others"
     return Finding(
         rule=RULE,
         severity=Severity.INFO,
         subject=END_OF_DATA,
-        message=f"{ranks_text(ranks)} failed after {ranks_text(rank.rank for rank in reported.left)} had ended{where}, "
-        f"because of {'them' if many else 'it'}: connection lost",
-        advice=f"`uneven-batch` says what to do about the data of {ranks_text(rank.rank for rank in reported.left)}.",
-        ranks=ranks,
-        evidence={"first_rank": reported.left[0].rank, "ranks": len(ranks), "text": _last_words(reported.failed[0])},
+        message=f"{failed} failed after {left} had ended{where}, because of {them}: connection lost",
+        advice=f"`uneven-batch` says what to do about the data of {left}.",
+        ranks=tuple(rank.rank for rank in found.failed),
+        evidence={"first_rank": found.left[0].rank, "ranks": len(found.failed), "text": _text(found.failed[0])},
     )
 
 
-def _had_no_heartbeat(cause: End, ends: Sequence[End], no_heartbeat_since_ns: float) -> bool:
-    """Whether nothing had been heard of it when these ended, although its process was there."""
+def _was_silent(cause: End, ends: Sequence[End], silent_ns: float) -> bool:
+    """Whether a rank had sent no heartbeat when these ended, although its process was still there."""
     if cause.how == "silent":
         return True
     gone_ns = cause.rank.gone_ns or 0
-    return gone_ns - (cause.rank.last_received_ns or gone_ns) > no_heartbeat_since_ns and gone_ns > min(
-        end.at_ns for end in ends
-    )
+    no_heartbeat_ns = gone_ns - (cause.rank.last_received_ns or gone_ns)
+    return no_heartbeat_ns > silent_ns and gone_ns > min(end.at_ns for end in ends)
 
 
-def _waited_in_vain(ends: Sequence[End]) -> bool:
-    return all(is_timeout(_text(end)) for end in ends)
+def _all_timed_out(ends: Sequence[End]) -> bool:
+    return all(is_timeout(_text(end.rank)) for end in ends)
 
 
-def _consequence(ends: Sequence[End], causes: Sequence[End], subject: str) -> Finding:
-    ranks = _ranks(ends)
+def _secondary(ends: Sequence[End], causes: Sequence[End], subject: str) -> Finding:
     certain = len(causes) == 1 and not causes[0].aborted
     because = ": connection lost" if all(end.complains_of_peer for end in ends) else ""
-    if _waited_in_vain(ends):
+    if _all_timed_out(ends):
         because = ": they waited in vain" if len(ends) > 1 else ": it waited in vain"
     because = f", because of it{because}" if because and certain else because
     how = "aborted" if causes[0].aborted else _CAUSES[causes[0].how]
     how = how.replace("was ", "were ", 1) if len(causes) > 1 else how
-    return Finding(
-        rule=RULE,
-        severity=Severity.INFO,
-        subject=subject,
-        message=f"{ranks_text(ranks)} failed after {names_of(causes)} {how}{because}",
-        advice=advice_on(causes),
-        ranks=ranks,
-        evidence={"first_rank": causes[0].rank.rank, "ranks": len(ranks), "text": _text(ends[0])},
-    )
+    message = f"{names_of(ends)} failed after {names_of(causes)} {how}{because}"
+    evidence: Evidence = {"first_rank": causes[0].rank.rank} | _facts(ends, ends[0])
+    return Finding(RULE, Severity.INFO, subject, message, advice_on(causes), ranks_of(ends), evidence=evidence)
 
 
-def _ranks(ends: Sequence[End]) -> tuple[int, ...]:
-    return tuple(sorted(end.rank.rank for end in ends))
+def _facts(ends: Sequence[End], quoted: End) -> Evidence:
+    """Number of ranks, and the exception of one of them."""
+    return {"ranks": len(ends), "text": _text(quoted.rank)}
 
 
-def _text(end: End) -> str:
-    return _last_words(end.rank)
-
-
-def _last_words(rank: RankState) -> str:
+def _text(rank: RankState) -> str:
+    """The exception and its traceback, as in the rank's last message."""
     return rank.bye.text if rank.bye is not None else ""
-
-
-RANK_FAILED: Final = Detector(RULE, rank_failed, by_step=False)

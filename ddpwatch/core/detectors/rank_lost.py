@@ -1,12 +1,13 @@
-"""Ranks that are gone without a word, which of them was first, and whether it was a whole host."""
+"""Ranks that ended, or fell silent, without a last message: alone, as a host, or as secondary failures."""
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Final
 
 from ddpwatch.core import rules
 from ddpwatch.core.alerts.model import Finding, Severity
-from ddpwatch.core.detectors.context import Detector
+from ddpwatch.core.detectors.context import GOING_ON, names_of, ranks_of
 from ddpwatch.core.detectors.log_findings import with_log_findings
 from ddpwatch.core.diagnosis.exits import FREE, advice_on, how_ended, place_of, why_no_heartbeat, without_order
 from ddpwatch.core.limits import RankLostLimits
@@ -15,7 +16,7 @@ from ddpwatch.core.units import count, duration, plural, ranks_text
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
-    from ddpwatch.core.detectors.context import DetectorContext
+    from ddpwatch.core.detectors.context import DetectorContext, Evidence
     from ddpwatch.core.diagnosis.exits import End
     from ddpwatch.core.diagnosis.mismatch import OpMismatch
     from ddpwatch.core.state.rank import RankState
@@ -44,7 +45,7 @@ ASKED_ADVICE: Final = (
     "preempted), its launcher or a person (Ctrl-C). The launcher's log says whether it was told to; --log watches it."
 )
 FROM_OUTSIDE: Final = frozenset({"terminated", "scheduler", "interrupted"})
-"""What logs may say of the end of a job that no rank has begun."""
+"""Causes in logs for the end of a job that no rank began."""
 NO_HEARTBEAT_ADVICE: Final = (
     "See whether the host answers and what the process does (ps -o stat,wchan: T is stopped, D waits for a disk or a "
     "driver). If it trains on, the network between it and the viewer is what has failed."
@@ -75,37 +76,35 @@ def rank_lost(context: DetectorContext) -> list[Finding]:
     is heard, it is the viewer that cannot reach them; when nothing is heard of their relay, it is the relay. A silent
     rank that others wait for is a matter of `stall`, and later of `timeout`, which tell of its silence, too.
     """
-    state = context.state
-    cut_off = _relay(state, context.limits.rank_lost.silent_s)
+    state, mismatch = context.state, context.mismatch
     lost = [end for end in context.endings.first if end.how == "lost"]
-    silent = _ripe(state, [end for end in context.endings.first if end.how == "silent"])
+    silent = _settled(state, [end for end in context.endings.first if end.how == "silent"])
     aborted = [end for end in lost if end.aborted]
     findings = [_aborted(context, aborted)] if aborted else []
-    mismatch = context.mismatch
     if mismatch is None or len(mismatch.op_groups) < 2:
         findings += _by_host(state, [end for end in lost if not end.aborted])
     if silent and not _received_since(state, silent[-1].at_ns):
-        findings.append(_unreachable_finding(state, silent))
+        findings.append(_unreachable(state, silent))
     else:
         awaited = {member.rank.rank for sync_point in context.stuck for member in sync_point.missing}
         if context.gave_up is not None:
-            awaited |= {member.rank.rank for member in context.gave_up.culprits}
+            awaited.update(ranks_of(context.gave_up.culprits))
         findings += _by_host(state, silent, awaited)
     later = [end for end, _ in context.endings.later if end.how != "failed"]
     if later:
-        findings.append(_consequence(later, context.endings.causes(frozenset({"lost", "silent"}))))
-    return with_log_findings(state, RULE, findings + cut_off)
+        findings.append(_secondary(later, context.endings.causes(frozenset({"lost", "silent"}))))
+    return with_log_findings(state, RULE, findings + _relay(state, context.limits.rank_lost.silent_s))
 
 
-def _ripe(state: RunState, silent: Sequence[End]) -> list[End]:
-    """Without those of a host whose other ranks were last heard at about the same time, and whose time is not up yet:
-    it may be gone as a whole, and in a moment that is known.
+def _settled(state: RunState, silent: Sequence[End]) -> list[End]:
+    """Silent ranks without those of a host whose other ranks were last heard at about the same time, but are not
+    silent for long enough yet: in a moment it is known whether the whole host is gone.
     """
     known = {end.rank.rank for end in silent}
     last_ns: dict[str, int] = {}
     for end in silent:
         last_ns[end.rank.host] = max(last_ns.get(end.rank.host, 0), end.at_ns)
-    waiting = {
+    unsettled = {
         rank.host
         for rank in state.ranks.values()
         if rank.host in last_ns
@@ -113,33 +112,27 @@ def _ripe(state: RunState, silent: Sequence[End]) -> list[End]:
         and state.condition(rank) == "silent"
         and (rank.last_received_ns or 0) <= last_ns[rank.host] + RankLostLimits.PROOF_NS
     }
-    return [end for end in silent if end.rank.host not in waiting]
+    return [end for end in silent if end.rank.host not in unsettled]
 
 
-def _received_since(state: RunState, no_heartbeat_since_ns: int) -> bool:
-    """Whether somebody was heard after another had fallen silent: then the viewer is not what is cut off."""
-    said_ns = (
-        rank.bye_ns for rank in state.ranks.values() if rank.bye_ns is not None and rank.last_received_ns is not None
-    )
-    return any(ns > no_heartbeat_since_ns for ns in said_ns) or any(
-        state.condition(rank) in {"ok", "paused"} for rank in state.ranks.values()
+def _received_since(state: RunState, since_ns: int) -> bool:
+    """Whether a rank was heard after another fell silent: then the viewer is not cut off."""
+    return any(
+        state.condition(rank) in GOING_ON or (rank.last_received_ns is not None and (rank.bye_ns or 0) > since_ns)
+        for rank in state.ranks.values()
     )
 
 
 def _by_host(state: RunState, gone: Sequence[End], reported: Collection[int] = ()) -> list[Finding]:
-    """One finding for each host that is gone as a whole; the other ranks by themselves, unless there are many, or they
-    are `reported` of elsewhere.
-
-    Those that were lost without an order share one: which of them was killed, and which went with it, nobody can say.
+    """One finding for each host that is gone as a whole, and for each other rank that no other rule has `reported`; one
+    for all of these if they are many, or were lost without an order: which was killed, and which followed, is unknown.
     """
     if not gone:
         return []
     by_host: dict[str, list[End]] = {}
     for end in gone:
         by_host.setdefault(end.rank.host, []).append(end)
-    on_host: dict[str, int] = {}
-    for rank in state.ranks.values():
-        on_host[rank.host] = on_host.get(rank.host, 0) + 1
+    on_host = Counter(rank.host for rank in state.ranks.values())
     findings = []
     rest: list[End] = []
     for host, ends in by_host.items():
@@ -148,37 +141,35 @@ def _by_host(state: RunState, gone: Sequence[End], reported: Collection[int] = (
         else:
             rest += [end for end in ends if end.rank.rank not in reported]
     if len(rest) > RankLostLimits.MAX_SEPARATE:
-        everybody = len(rest) == len(state.ranks)
-        who = f"all {len(rest)} ranks" if everybody else _names(rest)
-        return [*findings, _several(state, rest, "ranks" if rest[0].how == "lost" else "silent ranks", who)]
+        label = f"all {len(rest)} ranks" if len(rest) == len(state.ranks) else names_of(rest)
+        return [*findings, _several(state, rest, "ranks" if rest[0].how == "lost" else "silent ranks", label)]
     for ends in _without_order(rest):
         if len(ends) > 1 and ends[0].how == "lost":
-            findings.append(_several(state, ends, _names(ends), _names(ends)))
+            findings.append(_several(state, ends, names_of(ends), names_of(ends)))
         else:
             findings += [_single(state, end) for end in ends]
     return findings
 
 
 def _whole_host(state: RunState, gone: Sequence[End]) -> Finding:
-    """All ranks of a host at once: where no process is known to have ended, it is the host or the network."""
+    """All ranks of a host at once: if no process is known to have ended, it is the host or the network."""
     host = gone[0].rank.host
-    who = f"host {host} ({_names(gone)})"
     if gone[0].how == "lost":
-        return _several(state, gone, f"host {host}", who)
-    message = host_gone(host, [end.rank for end in gone], _no_heartbeat_for(state, gone[-1]))
+        return _several(state, gone, f"host {host}", f"host {host} ({names_of(gone)})")
+    message = host_gone(host, [end.rank for end in gone], _silent_for(state, gone[-1]))
     return _finding(state, gone, f"host {host}", message, HOST_ADVICE)
 
 
-def host_gone(host: str, ranks: Sequence[RankState], no_heartbeat: str) -> str:
-    """All ranks of a host that are silent together, in words. Of a single one it may be the rank that has stopped."""
-    who = f"host {host} ({ranks_text(rank.rank for rank in ranks)}): gone or not reachable"
+def host_gone(host: str, ranks: Sequence[RankState], silent_for: str) -> str:
+    """Text for a host all of whose ranks are silent. A single rank may be stopped as well."""
+    label = f"host {host} ({ranks_text(rank.rank for rank in ranks)}): gone or not reachable"
     if len(ranks) == 1:
-        return f"{who}, or the rank is stopped; silent for {no_heartbeat}"
-    return f"{who}, all {len(ranks)} ranks have been silent for {no_heartbeat}"
+        return f"{label}, or the rank is stopped; silent for {silent_for}"
+    return f"{label}, all {len(ranks)} ranks have been silent for {silent_for}"
 
 
 def _without_order(gone: Sequence[End]) -> list[list[End]]:
-    """The ends in groups: in each they are so close that they have no order."""
+    """The ends in groups that are too close together to have an order."""
     groups: list[list[End]] = []
     for end in sorted(gone, key=lambda end: (end.at_ns, end.rank.rank)):
         if groups and without_order(end, groups[-1][-1]):
@@ -190,75 +181,69 @@ def _without_order(gone: Sequence[End]) -> list[list[End]]:
 
 def _single(state: RunState, end: End) -> Finding:
     rank = end.rank
-    where = ", ".join(part for part in (rank.host, f"pid {rank.pid}" if rank.pid else "") if part)
-    who = f"rank {rank.rank}{f' ({where})' if where else ''}"
+    where = ", ".join(filter(None, (rank.host, f"pid {rank.pid}" if rank.pid else "")))
+    label = f"rank {rank.rank}{f' ({where})' if where else ''}"
     received = _last_report(state, rank)
     if rank.last_received_ns is None:
-        message = f"{who}: its process has ended, and nothing was heard of it"
+        message = f"{label}: its process has ended, and nothing was heard of it"
     elif end.how == "lost" and rank.oom_kills:
-        message = f"{who}: its process has ended without a word, and the kernel has killed for want of "
+        message = f"{label}: its process has ended without a word, and the kernel has killed for want of "
         message += f"memory; {received}"
     elif end.code is not None:
-        message = f"{who}: its process {how_ended(end.code)} without a word, {received}"
+        message = f"{label}: its process {how_ended(end.code)} without a word, {received}"
     elif end.how == "lost":
-        message = f"{who}: its process has ended without a word, {received}"
+        message = f"{label}: its process has ended without a word, {received}"
     else:
         why = why_no_heartbeat(rank) or "frozen, host gone, or network"
-        message = f"{who} has sent nothing for {_no_heartbeat_for(state, end)} ({why}), {received}"
+        message = f"{label} has sent nothing for {_silent_for(state, end)} ({why}), {received}"
     return _finding(state, [end], f"rank {rank.rank}", message)
 
 
 def _aborted(context: DetectorContext, ends: Sequence[End]) -> Finding:
-    """Their own runtime has ended them: with gloo most often because ranks were in different operations."""
+    """Ranks ended by SIGABRT: gloo aborts a rank that receives more than it expects, as in different operations."""
     mismatch = context.mismatch
     each, its = ("each ", "their") if len(ends) > 1 else ("", "its")
-    who = f"{_names(ends)}: {each}aborted by {its} own runtime (SIGABRT), {_last_report(context.state, ends[0].rank)}"
+    label = (
+        f"{names_of(ends)}: {each}aborted by {its} own runtime (SIGABRT), {_last_report(context.state, ends[0].rank)}"
+    )
     others = [end for op_group in mismatch.op_groups for end in op_group] if mismatch is not None else []
-    severity, ranks = Severity.CRITICAL, tuple(sorted(end.rank.rank for end in ends))
+    severity, ranks = Severity.CRITICAL, ranks_of(ends)
+    hello = ends[0].rank.hello
     if mismatch is not None and len(mismatch.op_groups) > 1:
-        message = f"{who}, because the ranks were in different operations, which `desync` tells"
+        message = f"{label}, because the ranks were in different operations, which `desync` tells"
         severity = Severity.INFO
     elif len(others) > 1 and len(others) + len(ends) == len(context.state.ranks) and mismatch is not None:
-        message = f"{who}; all others were in {mismatch.ops[0].op} #{mismatch.ops[0].seq} {mismatch.ops[0].shape}, so"
+        message = f"{label}; all others were in {mismatch.ops[0].op} #{mismatch.ops[0].seq} {mismatch.ops[0].shape}, so"
         message += f" most likely {'it was' if len(ends) == 1 else 'they were'} in another operation"
-    elif mismatch is not None and _backend(ends[0]) == "gloo":
-        message = f"{who}. Most likely ranks were in different operations; which of them is wrong cannot be told. "
-        message += "; ".join([*_in_one(mismatch), *_without_words(mismatch)])
+    elif mismatch is not None and hello is not None and hello.backend == "gloo":
+        message = f"{label}. Most likely ranks were in different operations; which of them is wrong cannot be told. "
+        message += "; ".join(_places(mismatch, others))
         ranks = ()
     else:
-        message = f"{who}; {its} log says why"
-    evidence_of = _evidence(context.state, ends)
-    return Finding(RULE, severity, "aborted", message, ABORT_ADVICE, ranks, evidence=evidence_of)
+        message = f"{label}; {its} log says why"
+    evidence = _evidence(context.state, ends)
+    return Finding(RULE, severity, "aborted", message, ABORT_ADVICE, ranks, evidence=evidence)
 
 
-def _in_one(mismatch: OpMismatch) -> list[str]:
-    """What those were in who have told, and are all in the same."""
-    others = [end for op_group in mismatch.op_groups for end in op_group]
-    if not others:
-        return []
-    op, place = mismatch.ops[0], place_of(others[0]) or "a place not told"
-    return [f"{_names(others)} {'was' if len(others) == 1 else 'were'} in {op.op} #{op.seq} {op.shape}, at {place}"]
-
-
-def _without_words(mismatch: OpMismatch) -> list[str]:
-    """Those that had no time to tell their operation, by the place in the script where that is known."""
+def _places(mismatch: OpMismatch, others: Sequence[End]) -> list[str]:
+    """Operation and place of the ranks that reported them, all in the same one; then the places of the rest."""
+    texts = []
+    if others:
+        op, place = mismatch.ops[0], place_of(others[0]) or "a place not told"
+        was = "was" if len(others) == 1 else "were"
+        texts.append(f"{names_of(others)} {was} in {op.op} #{op.seq} {op.shape}, at {place}")
     by_place: dict[str, list[End]] = {}
     for end in mismatch.unreported:
         by_place.setdefault(place_of(end), []).append(end)
-    reported = []
     for place, ends in by_place.items():
         was, they = ("was", "it") if len(ends) == 1 else ("were", "they")
         where = f"at {place}, and {was} " if place else ""
-        reported.append(f"{_names(ends)} {was} {where}ended before {they} could tell in which operation")
-    return reported
-
-
-def _backend(end: End) -> str:
-    return end.rank.hello.backend if end.rank.hello is not None else ""
+        texts.append(f"{names_of(ends)} {was} {where}ended before {they} could tell in which operation")
+    return texts
 
 
 def _last_report(state: RunState, rank: RankState) -> str:
-    """How far it had come when it was last heard. It may have done more: the others tell how far the job has."""
+    """The step of its last message, and how far the others are: it may have done more."""
     if rank.step is None:
         return "before its first step"
     front = state.step or 0
@@ -266,38 +251,34 @@ def _last_report(state: RunState, rank: RankState) -> str:
     return f"last heard in step {count(rank.step)}{beyond}"
 
 
-def _several(state: RunState, gone: Sequence[End], subject: str, who: str) -> Finding:
+def _several(state: RunState, gone: Sequence[End], subject: str, label: str) -> Finding:
     if gone[0].how == "lost":
         asked = all(end.asked for end in gone)
         order = ", too close together to tell which was first" if len(_without_order(gone)) == 1 and not asked else ""
         codes = {end.code for end in gone}
         how = "" if None in codes or len(codes) > 1 else f": each {how_ended(gone[0].code or 0)}"
-        message = f"{who}: their processes have ended without a word{how}{order}"
+        message = f"{label}: their processes have ended without a word{how}{order}"
     else:
-        message = f"{who}: nothing was sent for {_no_heartbeat_for(state, gone[-1])} (frozen, host gone, or network)"
+        message = f"{label}: nothing was sent for {_silent_for(state, gone[-1])} (frozen, host gone, or network)"
     return _finding(state, gone, subject, message)
 
 
 def _finding(state: RunState, gone: Sequence[End], subject: str, message: str, advice: str = "") -> Finding:
-    outside = _from_outside(state, gone)
+    # Logs may name what ended ranks that were asked to end.
+    verdict = state.logs.verdict if all(end.asked for end in gone) else None
+    outside = verdict.text if verdict is not None and verdict.cause in FROM_OUTSIDE else ""
     if outside:
-        message = f"{_names(gone)}: {how_ended(gone[0].code or 0).removeprefix('was ')}. {outside}"
+        message = f"{names_of(gone)}: {how_ended(gone[0].code or 0).removeprefix('was ')}. {outside}"
     return Finding(
         rule=RULE,
         severity=Severity.CRITICAL,
         subject=subject,
         message=message,
         advice=advice or _advice(gone),
-        ranks=tuple(sorted(end.rank.rank for end in gone)),
+        ranks=ranks_of(gone),
         detail=outside,
         evidence=_evidence(state, gone),
     )
-
-
-def _from_outside(state: RunState, gone: Sequence[End]) -> str:
-    """Who has ended ranks that were asked to end, as the watched logs tell; empty = they do not."""
-    verdict = state.logs.verdict if all(end.asked for end in gone) else None
-    return verdict.text if verdict is not None and verdict.cause in FROM_OUTSIDE else ""
 
 
 def _advice(gone: Sequence[End]) -> str:
@@ -311,66 +292,46 @@ def _advice(gone: Sequence[End]) -> str:
 
 
 def _relay(state: RunState, silent_s: float) -> list[Finding]:
-    """The relay is not heard: one finding, and no word on the ranks behind it."""
+    """One finding for a relay that is not heard, instead of one for each rank behind it."""
     no_heartbeat_s = state.no_heartbeat_ns(state.relay_ns) / 1e9
     if state.relay is None or not state.relay_lost or no_heartbeat_s <= silent_s:
         return []
     message = f"the relay on {state.relay.host} cannot be reached, or has ended: nothing was heard of it for "
     message += f"{duration(no_heartbeat_s)}, and nothing is known of the {plural(len(state.ranks), 'rank')} behind it"
-    context: dict[str, float | int | str] = {"unheard_s": round(no_heartbeat_s, 1), "ranks": len(state.ranks)}
-    return [Finding(RULE, Severity.WARNING, "relay", message, RELAY_ADVICE, (), evidence=context)]
+    evidence: Evidence = {"unheard_s": round(no_heartbeat_s, 1), "ranks": len(state.ranks)}
+    return [Finding(RULE, Severity.WARNING, "relay", message, RELAY_ADVICE, (), evidence=evidence)]
 
 
-def _unreachable_finding(state: RunState, silent: Sequence[End]) -> Finding:
-    return Finding(
-        rule=RULE,
-        severity=Severity.WARNING,
-        subject="job",
-        message=f"nothing is heard of any rank for {_no_heartbeat_for(state, silent[-1])}: the viewer cannot reach "
-        f"{plural(len({end.rank.host for end in silent}), 'host')}, or all have stopped",
-        advice=UNREACHABLE_ADVICE,
-        ranks=tuple(sorted(end.rank.rank for end in silent)),
-        evidence=_evidence(state, silent),
-    )
+def _unreachable(state: RunState, silent: Sequence[End]) -> Finding:
+    """No rank at all is heard: most likely it is the viewer that is cut off."""
+    message = f"nothing is heard of any rank for {_silent_for(state, silent[-1])}: the viewer cannot reach "
+    message += f"{plural(len({end.rank.host for end in silent}), 'host')}, or all have stopped"
+    evidence = _evidence(state, silent)
+    return Finding(RULE, Severity.WARNING, "job", message, UNREACHABLE_ADVICE, ranks_of(silent), evidence=evidence)
 
 
-def _consequence(later: Sequence[End], causes: Sequence[End]) -> Finding:
+def _secondary(later: Sequence[End], causes: Sequence[End]) -> Finding:
     how = {end.how for end in later}
     words = "ended" if how == {"lost"} else "fell silent" if how == {"silent"} else "ended or fell silent"
-    return Finding(
-        rule=RULE,
-        severity=Severity.INFO,
-        subject="after",
-        message=f"{_names(later)} {words} after {_names(causes)}",
-        advice=advice_on(causes),
-        ranks=tuple(sorted(end.rank.rank for end in later)),
-        evidence={"first_rank": causes[0].rank.rank, "ranks": len(later)},
-    )
+    message = f"{names_of(later)} {words} after {names_of(causes)}"
+    evidence: Evidence = {"first_rank": causes[0].rank.rank, "ranks": len(later)}
+    return Finding(RULE, Severity.INFO, "after", message, advice_on(causes), ranks_of(later), evidence=evidence)
 
 
-def _evidence(state: RunState, gone: Sequence[End]) -> dict[str, float | int | str]:
-    context: dict[str, float | int | str] = {
+def _evidence(state: RunState, gone: Sequence[End]) -> Evidence:
+    evidence: Evidence = {
         "unheard_s": round((state.now_ns - gone[0].at_ns) / 1e9, 1),
         "hosts": ", ".join(sorted({end.rank.host for end in gone if end.rank.host})[:16]),
         "ranks": len(gone),
     }
     if len(gone) == 1:
-        context["pid"] = gone[0].rank.pid
-    kills = max(end.rank.oom_kills for end in gone)
-    if kills:
-        context["oom_kills"] = kills
-    steps = [end.rank.step for end in gone if end.rank.step is not None]
-    if steps:
-        context["step"] = max(steps)
-    return context
+        evidence["pid"] = gone[0].rank.pid
+    if kills := max(end.rank.oom_kills for end in gone):
+        evidence["oom_kills"] = kills
+    if steps := [end.rank.step for end in gone if end.rank.step is not None]:
+        evidence["step"] = max(steps)
+    return evidence
 
 
-def _names(gone: Sequence[End]) -> str:
-    return ranks_text(end.rank.rank for end in gone)
-
-
-def _no_heartbeat_for(state: RunState, end: End) -> str:
+def _silent_for(state: RunState, end: End) -> str:
     return duration((state.now_ns - end.at_ns) / 1e9)
-
-
-RANK_LOST: Final = Detector(RULE, rank_lost, by_step=False)

@@ -1,4 +1,4 @@
-"""Whether ranks train on the same samples, or in the same order in every epoch."""
+"""Compares batch checksums between ranks, and checks samplers for missing sharding and set_epoch."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import numpy as np
 
 from ddpwatch.core import rules
 from ddpwatch.core.alerts.model import Finding, Severity
-from ddpwatch.core.detectors.context import Detector
 from ddpwatch.core.units import plural, ranks_text
 
 if TYPE_CHECKING:
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
 RULE: Final = rules.SAME_DATA
 KINDS: Final = frozenset({"ddp", "contains-ddp"})
 WHOLE_DATASET: Final = frozenset({"RandomSampler", "SequentialSampler"})
-"""Samplers of torch that go through all of the dataset on every rank."""
+"""Samplers of torch that iterate over the whole dataset on every rank."""
 BATCH_ADVICE: Final = (
     "Give each rank its own part: DataLoader(..., sampler=DistributedSampler(dataset)), or split an IterableDataset by "
     "rank and worker. If these ranks share a model-parallel group, this is as it should be."
@@ -58,9 +57,9 @@ def _same_batches(context: DetectorContext) -> list[Finding]:
         return []
     ranks = tuple(window.ranks[row] for row in often)
     groups = len(np.unique(prints[often], axis=0))
-    # Equal at every step, too: a mask or a made-up batch, which tells nothing about the samples.
-    tells = bool((prints[often] != prints[often, :1]).any())
-    who = "all ranks" if len(ranks) == window.world_size else ranks_text(ranks)
+    # Batches that never change are masks or synthetic data: they prove nothing about the samples.
+    varies = bool((prints[often] != prints[often, :1]).any())
+    label = "all ranks" if len(ranks) == window.world_size else ranks_text(ranks)
     grouped = f" in {groups} groups" if groups > 1 else ""
     steps = int(shared[often].sum(axis=1).min())
     return [
@@ -68,18 +67,18 @@ def _same_batches(context: DetectorContext) -> list[Finding]:
             rule=RULE,
             severity=Severity.WARNING,
             subject="batches",
-            message=f"{who} train on the same samples{grouped}: equal batches in {steps} of {plural(sampled, 'step')}"
+            message=f"{label} train on the same samples{grouped}: equal batches in {steps} of {plural(sampled, 'step')}"
             " looked at",
             advice=BATCH_ADVICE,
             ranks=ranks,
             evidence={"equal_steps": steps, "sampled_steps": sampled, "groups": groups},
-            proven=tells,
+            proven=varies,
         )
     ]
 
 
 def _shared(prints: IntArray) -> IntArray:
-    """As (rank, step): 1 where another rank had the same batch."""
+    """By (rank, step): 1 where another rank had the same batch."""
     shared = np.zeros_like(prints)
     for step in range(prints.shape[1]):
         _, group, members = np.unique(prints[:, step], return_inverse=True, return_counts=True)
@@ -133,12 +132,12 @@ def _set_epoch(state: RunState) -> list[Finding]:
 
 
 def _equal_passes(rank: RankState) -> int:
-    """How many passes the rank made over the data with the sampler's epoch unchanged; 0 if it was ever changed."""
+    """Passes over the data with an unchanged epoch of the sampler; 0 if it ever changed."""
     newest = _newest(rank)
     if newest is None or not (newest.distributed and newest.shuffle) or newest.sampler_epoch < 0:
         return 0
     passes = [loader for loader in rank.loaders.values() if _identity(loader) == _identity(newest)]
-    # A look at one batch before the training begins a pass, too, but in the same step and epoch as the real one.
+    # Fetching one batch before training begins a pass too, but in the same step and epoch as the real one.
     made = min(len({loader.step for loader in passes}), len({loader.epoch for loader in passes}))
     return made if made > 1 and {loader.sampler_epoch for loader in passes} == {newest.sampler_epoch} else 0
 
@@ -148,8 +147,5 @@ def _newest(rank: RankState) -> Loader | None:
 
 
 def _identity(loader: Loader) -> tuple[str, int, int]:
-    """What tells one DataLoader of a script from another."""
+    """Distinguishes the DataLoaders of a script."""
     return loader.sampler, loader.batch_size, loader.length
-
-
-SAME_DATA: Final = Detector(RULE, same_data, by_step=True)

@@ -1,4 +1,4 @@
-"""Whether the all-reduce itself has become slower than it was for the same bytes."""
+"""Wire time of the all-reduce against its own earlier steady state, for the same bytes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Final
 
 from ddpwatch.core import rules
 from ddpwatch.core.alerts.model import Finding, Severity
-from ddpwatch.core.detectors.context import Detector
 from ddpwatch.core.metrics.baseline import open_delay_steps
 from ddpwatch.core.units import ms, percent, size
 
@@ -65,6 +64,3 @@ def slow_link(context: DetectorContext) -> list[Finding]:
             lasting=open_delay_steps(limits.lasting_s, block),
         )
     ]
-
-
-SLOW_LINK: Final = Detector(RULE, slow_link, by_step=True)

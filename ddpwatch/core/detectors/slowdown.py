@@ -1,4 +1,4 @@
-"""Whether the job as a whole has become slower than it was."""
+"""Work and wire of the whole job against their own earlier steady state."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ from typing import TYPE_CHECKING, Final
 
 from ddpwatch.core import rules
 from ddpwatch.core.alerts.model import Finding, Severity
-from ddpwatch.core.detectors.context import Detector
-from ddpwatch.core.limits import SlowdownLimits
 from ddpwatch.core.metrics.baseline import Steady, open_delay_steps
 from ddpwatch.core.units import ms, percent
 
@@ -31,18 +29,17 @@ def slowdown(context: DetectorContext) -> list[Finding]:
     """
     limits = context.limits.slowdown
     window, block = context.window, context.latest_block
-    if block is None or len(window.ranks) * 2 < window.world_size:
+    if block is None or not context.has_majority:
         return []
-    history = context.history
-    work = history.steady("work_ns", block, limits.lasting_s)
-    # With a rank unseen, waiting for it looks like wire.
-    wire = history.steady("wire_ns", block, limits.lasting_s) if window.complete else Steady(0.0, 0.0)
+    work = context.history.steady("work_ns", block, limits.lasting_s)
+    # If a rank is not watched, waiting for it looks like wire.
+    wire = context.history.steady("wire_ns", block, limits.lasting_s) if window.complete else Steady(0.0, 0.0)
     if work is None or wire is None:
         return []
     wire_ns = block.wire_ns if window.complete else 0.0
     now_ns, before_ns = block.work_ns + wire_ns, work.value + wire.value
     more_ns = now_ns - before_ns
-    spread_ns = max(work.spread + wire.spread, SlowdownLimits.MIN_NOISE_SHARE * before_ns)
+    spread_ns = max(work.spread + wire.spread, limits.MIN_NOISE_SHARE * before_ns)
     if more_ns <= 0 or now_ns < limits.factor * before_ns:
         return []
     more_share = more_ns / max(before_ns, 1.0)
@@ -69,6 +66,3 @@ def slowdown(context: DetectorContext) -> list[Finding]:
             lasting=open_delay_steps(limits.lasting_s, block),
         )
     ]
-
-
-SLOWDOWN: Final = Detector(RULE, slowdown, by_step=True)

@@ -1,4 +1,4 @@
-"""Ranks that wait in a collective for one that has not arrived."""
+"""Ranks that wait in a collective for a rank that has not joined it, or for the network."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from ddpwatch.core import rules
 from ddpwatch.core.alerts.model import Finding, Severity
-from ddpwatch.core.detectors.context import Detector
+from ddpwatch.core.detectors.context import names_of, ranks_of
 from ddpwatch.core.detectors.rank_lost import HOST_ADVICE, host_gone
 from ddpwatch.core.diagnosis.arrivals import HERE
 from ddpwatch.core.diagnosis.early_exit import ran_out
@@ -19,14 +19,14 @@ from ddpwatch.wire import PHASES
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ddpwatch.core.detectors.context import DetectorContext
+    from ddpwatch.core.detectors.context import DetectorContext, Evidence
     from ddpwatch.core.diagnosis.arrivals import GroupMember, SyncPoint
     from ddpwatch.core.state.rank import RankState
     from ddpwatch.core.state.run import RunState
 
 RULE: Final = rules.STALL
 MAX_ACTIVITIES: Final = 3
-"""Missing ranks that are told of one by one."""
+"""Missing ranks whose activity is listed."""
 MISSING_ADVICE: Final = (
     "See what the missing rank is doing: its stack is on its page, and `ddpwatch stacks` prints it. Usual reasons: its "
     "data has ended or its loader is stuck, it saves a checkpoint or evaluates alone (say so with agent.pause), a "
@@ -57,36 +57,38 @@ def stall(context: DetectorContext) -> list[Finding]:
     it exceeds a second and five times the usual; one that is announced with `agent.pause` does not. One whose data has
     ended is a matter of `uneven-batch`; once a rank has given up waiting, it is one of `timeout`.
     """
-    findings = []
-    reported: set[tuple[int, ...]] = set()
-    missing = [(sync_point, _ranks(sync_point.missing)) for sync_point in context.stuck if sync_point.missing]
     if context.gave_up is not None and context.gave_up.culprits:
-        return []  # a matter of `timeout` by now
+        return []  # reported by `timeout`
+    findings = []
+    by_missing: dict[tuple[int, ...], list[SyncPoint]] = {}
     for sync_point in context.stuck:
-        if sync_point.crossed or ran_out(sync_point) or (sync_point.missing and _ranks(sync_point.missing) in reported):
-            continue  # a matter of `desync` or `uneven-batch`; or the same ranks are missing in more than one group
         if sync_point.missing:
-            reported.add(_ranks(sync_point.missing))
-            also = [each for each, ranks in missing if each is not sync_point and ranks == _ranks(sync_point.missing)]
-            findings.append(_missing(context, sync_point, also))
+            by_missing.setdefault(ranks_of(sync_point.missing), []).append(sync_point)
+    for sync_point in context.stuck:
+        if sync_point.crossed or ran_out(sync_point):
+            continue  # reported by `desync` or `uneven-batch`
+        if sync_point.missing:
+            # The same ranks may be missing in more than one group.
+            if groups := by_missing.pop(ranks_of(sync_point.missing), []):
+                findings.append(_missing(context, sync_point, [each for each in groups if each is not sync_point]))
         elif never_received := _never_received(context.state, sync_point):
-            findings.append(_without_word(context, sync_point, never_received))
-        elif sync_point.all_present and len(sync_point.op_groups) <= 1 and _all_say_so(context, sync_point):
+            findings.append(_without_report(context, sync_point, never_received))
+        elif sync_point.all_present and len(sync_point.op_groups) <= 1 and _all_wait(context, sync_point):
             findings.append(_transport(context, sync_point))
     return findings
 
 
 def _never_received(state: RunState, sync_point: SyncPoint) -> list[RankState]:
-    """Ranks of the group that have an agent and have not said a word to this viewer: they were stuck when it came."""
+    """Ranks with an agent of which this viewer has never received a message: they were stuck when it attached."""
     if sync_point.all_present or not sync_point.default:
         return []
     never = [rank for rank in state.ranks.values() if rank.pid and rank.last_received_ns is None]
     return [rank for rank in never if state.condition(rank) in {"missing", "silent"}]
 
 
-def _without_word(context: DetectorContext, sync_point: SyncPoint, never_received: Sequence[RankState]) -> Finding:
+def _without_report(context: DetectorContext, sync_point: SyncPoint, never_received: Sequence[RankState]) -> Finding:
     names = ranks_text(rank.rank for rank in never_received)
-    does = "does" if len(never_received) == 1 else "do"
+    does, has = ("does", "has") if len(never_received) == 1 else ("do", "have")
     hosts = [f"{rank.host}, " if context.state.spans_hosts else "" for rank in never_received[:MAX_ACTIVITIES]]
     where = ", ".join(f"{host}pid {rank.pid}" for host, rank in zip(hosts, never_received, strict=False))
     unreachable = _unreachable(context.state, never_received)
@@ -96,9 +98,8 @@ def _without_word(context: DetectorContext, sync_point: SyncPoint, never_receive
         rule=RULE,
         severity=_severity(context, sync_point),
         subject=f"group {sync_point.name}",
-        message=f"{names} {'has' if len(never_received) == 1 else 'have'} most likely not joined "
-        f"{operation(sync_point)}: "
-        f"{waiting_text(sync_point)}{deadline_text(context)}. {doings}",
+        message=f"{names} {has} most likely not joined {operation(sync_point)}: {waiting_text(sync_point)}"
+        f"{deadline_text(context)}. {doings}",
         advice=HOST_ADVICE if unreachable else _no_heartbeat_advice(never_received),
         ranks=tuple(rank.rank for rank in never_received),
         urgent=context.urgent,
@@ -107,7 +108,7 @@ def _without_word(context: DetectorContext, sync_point: SyncPoint, never_receive
 
 
 def _unreachable(state: RunState, never_received: Sequence[RankState]) -> str:
-    """In words, that nothing at all was ever heard or seen of the hosts of these ranks; empty = something was."""
+    """Text that the hosts of these ranks cannot be reached; empty = something was heard or seen of one of them."""
     hosts = {rank.host for rank in never_received}
     known = {rank.host for rank in state.ranks.values() if rank.last_received_ns is not None or rank.held_by}
     if not state.spans_hosts or "" in hosts or hosts & known:
@@ -119,8 +120,8 @@ def _unreachable(state: RunState, never_received: Sequence[RankState]) -> str:
 
 
 def _gone_hosts(state: RunState, missing: Sequence[GroupMember]) -> dict[str, list[RankState]]:
-    """The hosts of the missing ranks, with their ranks, if all of these have fallen silent while others are heard, and
-    none of their processes can be seen from here; empty = not all are like that.
+    """Hosts of the missing ranks, with their ranks, if all of these are silent while others are heard, and none of
+    their processes is visible from here; otherwise empty.
     """
     hosts = {member.rank.host for member in missing}
     if "" in hosts or not state.spans_hosts or state.run_condition() != "live":
@@ -131,33 +132,34 @@ def _gone_hosts(state: RunState, missing: Sequence[GroupMember]) -> dict[str, li
 
 
 def _no_heartbeat_advice(ranks: Sequence[RankState]) -> str:
-    """What to do about ranks of which nothing is heard, by what is known of the first that is known."""
+    """Advice on ranks without a heartbeat, by what is known of their processes."""
     if any(map(what_holds, ranks)):
         return HELD_ADVICE
     return LOCKED_ADVICE if any(rank.held_by == FREE for rank in ranks) else NO_HEARTBEAT_ADVICE
 
 
 def _missing(context: DetectorContext, sync_point: SyncPoint, also: Sequence[SyncPoint]) -> Finding:
-    """The finding for one group, and for others in which the same ranks are missing."""
+    """One finding for a group and for all others, `also`, in which the same ranks are missing."""
     state, missing = context.state, sync_point.missing
     has = "has" if len(missing) == 1 else "have"
     gone = _gone_hosts(state, missing)
     doings = "; ".join(
-        [host_gone(host, ranks, _no_heartbeat_for(state, ranks)) for host, ranks in list(gone.items())[:MAX_ACTIVITIES]]
+        [host_gone(host, ranks, _silent_for(state, ranks)) for host, ranks in list(gone.items())[:MAX_ACTIVITIES]]
         or [doing(state, member) for member in missing[:MAX_ACTIVITIES]]
     )
     silent = all(misses_heartbeats(state, member.rank) for member in missing)
     beat = missing[0].rank.beat
-    advice = _no_heartbeat_advice([member.rank for member in missing]) if silent else MISSING_ADVICE
-    advice = HOST_ADVICE if gone else advice
+    advice = HOST_ADVICE if gone else MISSING_ADVICE
+    if silent and not gone:
+        advice = _no_heartbeat_advice([member.rank for member in missing])
     return Finding(
         rule=RULE,
         severity=_severity(context, sync_point),
         subject=f"group {sync_point.name}",
-        message=f"{_names(missing)} {has} not joined {operation(sync_point)}: {waiting_text(sync_point)}"
+        message=f"{names_of(missing)} {has} not joined {operation(sync_point)}: {waiting_text(sync_point)}"
         f"{_elsewhere(sync_point, also)}{deadline_text(context)}. {doings}",
         advice=advice,
-        ranks=_ranks(missing),
+        ranks=ranks_of(missing),
         phase=PHASES[beat.phase] if beat is not None else None,
         detail=top_of_stack(missing[0].rank.stack) or ("silent" if silent else ""),
         urgent=context.urgent,
@@ -165,14 +167,13 @@ def _missing(context: DetectorContext, sync_point: SyncPoint, also: Sequence[Syn
     )
 
 
-def _no_heartbeat_for(state: RunState, ranks: Sequence[RankState]) -> str:
-    """For how long none of them was heard."""
+def _silent_for(state: RunState, ranks: Sequence[RankState]) -> str:
     return duration((state.now_ns - max(rank.last_received_ns or 0 for rank in ranks)) / 1e9)
 
 
-def _all_say_so(context: DetectorContext, sync_point: SyncPoint) -> bool:
-    """Whether every rank has told that it waits, and for long: where cores are short an operation may stand still for a
-    while. One that was stopped inside the operation has not told so, and is to blame.
+def _all_wait(context: DetectorContext, sync_point: SyncPoint) -> bool:
+    """Whether every rank reports a long wait. CPU starvation may stall an operation for a while, and a rank that was
+    stopped inside the operation reports no wait: it is to blame.
     """
     return all(member.reported_ns > context.limits.stall.joined_s * 1e9 for member in sync_point.members)
 
@@ -195,7 +196,7 @@ def _severity(context: DetectorContext, sync_point: SyncPoint) -> Severity:
     left_ns = context.timeout_in_ns
     urgent = left_ns is not None and left_ns < longest_ns
     if not has_trained(sync_point, context) and longest_ns < context.limits.stall.first_s * 1e9:
-        # In the first steps ranks compile and start late, and most likely come.
+        # In the first steps ranks compile and start late: most likely they will arrive.
         return Severity.WARNING
     return Severity.CRITICAL if urgent or longest_ns > context.limits.stall.critical_s * 1e9 else Severity.WARNING
 
@@ -207,7 +208,7 @@ def has_trained(sync_point: SyncPoint, context: DetectorContext) -> bool:
 
 
 def operation(sync_point: SyncPoint) -> str:
-    """The operation that is waited for: `all_reduce #1042 (4.0M)`."""
+    """The awaited operation as text: `all_reduce #1042 (4.0M)`."""
     group = sync_point.waiting[0].group
     seq = sync_point.front if group.completed is None else group.completed + 1
     how_much = f" ({size(group.bytes)})" if group.bytes else ""
@@ -216,32 +217,32 @@ def operation(sync_point: SyncPoint) -> str:
 
 
 def waiting_text(sync_point: SyncPoint) -> str:
-    """Those that wait, in one line: `ranks 0-2 wait in sync for 12s`."""
+    """The waiting ranks as text: `ranks 0-2 wait in sync for 12s`."""
     waiting = sync_point.waiting
     phases = {member.rank.beat.phase for member in waiting if member.rank.beat is not None}
     where = f" {in_phase(phases.pop())}" if len(phases) == 1 else ""
     wait = "waits" if len(waiting) == 1 else "wait"
-    return f"{_names(waiting)} {wait}{where} for {duration(waiting[0].age_ns / 1e9)}"
+    return f"{names_of(waiting)} {wait}{where} for {duration(waiting[0].age_ns / 1e9)}"
 
 
 def in_phase(phase: int) -> str:
-    """Where a rank is, in words: `in data`."""
+    """The phase as text: `in data`."""
     return "outside the phases (other)" if PHASES[phase] == "other" else f"in {PHASES[phase]}"
 
 
 def _elsewhere(sync_point: SyncPoint, also: Sequence[SyncPoint]) -> str:
-    """Those that wait for the same ranks in another group only: ` and rank 2 in all_reduce #7 of group side`."""
+    """Ranks that wait only in other groups for the same ranks: ` and rank 2 in all_reduce #7 of group side`."""
     reported = {member.rank.rank for member in sync_point.waiting}
     text = ""
     for other in also:
         if more := [member for member in other.waiting if member.rank.rank not in reported]:
-            text += f" and {_names(more)} in {operation(other)}"
+            text += f" and {names_of(more)} in {operation(other)}"
             reported |= {member.rank.rank for member in more}
     return text
 
 
 def deadline_text(context: DetectorContext) -> str:
-    """How long until torch ends the job, whichever group's timeout is the first to fire."""
+    """Time until the first timeout of a group ends the job, as text."""
     left_ns = context.timeout_in_ns
     if left_ns is None:
         return ""
@@ -249,19 +250,19 @@ def deadline_text(context: DetectorContext) -> str:
 
 
 def doing(state: RunState, member: GroupMember, *, at_end: bool = True) -> str:
-    """What a rank does: `rank 3 is in data for 13s, at collate (train.py:88)`; `at_end` = say if its data has ended."""
+    """Activity of a rank: `rank 3 is in data for 13s, at collate (train.py:88)`; `at_end` = and the end of its data."""
     rank, beat = member.rank, member.rank.beat
     assert beat is not None
     gone = state.condition(rank) not in HERE
     since_ns = 0 if gone else max(0, state.now_ns - (rank.last_received_ns or state.now_ns))
-    who = f"rank {rank.rank}{f' ({rank.host})' if state.spans_hosts else ''}"
+    label = f"rank {rank.rank}{f' ({rank.host})' if state.spans_hosts else ''}"
     if misses_heartbeats(state, rank):
-        # Between its last sign of life and its silence it may have gone on to another phase.
-        text = f"{who} is not heard for {since_ns / 1e9:.1f} s, was {in_phase(beat.phase)} when last heard"
+        # It may have entered another phase after its last heartbeat.
+        text = f"{label} is not heard for {since_ns / 1e9:.1f} s, was {in_phase(beat.phase)} when last heard"
         text += f"; {why}" if (why := why_no_heartbeat(rank)) else ""
     else:
         is_ = "was" if gone else "is"
-        text = f"{who} {is_} {in_phase(beat.phase)} for {duration((beat.phase_ns + since_ns) / 1e9)}"
+        text = f"{label} {is_} {in_phase(beat.phase)} for {duration((beat.phase_ns + since_ns) / 1e9)}"
     if at_end and rank.at_end_of_data:
         text += ", at the end of its data"
     if beat.pause:
@@ -271,52 +272,37 @@ def doing(state: RunState, member: GroupMember, *, at_end: bool = True) -> str:
 
 
 def _where(rank: RankState) -> str:
-    """The function that it was in when it was last asked; empty = not known. A stack of another phase is one of another
-    moment.
-    """
-    in_phase = rank.stack is None or rank.beat is None or rank.stack.phase in {-1, rank.beat.phase}
-    return top_of_stack(rank.stack) if in_phase else ""
+    """Top function of its last stack; empty = unknown. A stack of another phase is outdated."""
+    current = rank.stack is None or rank.beat is None or rank.stack.phase in {-1, rank.beat.phase}
+    return top_of_stack(rank.stack) if current else ""
 
 
 def misses_heartbeats(state: RunState, rank: RankState) -> bool:
-    """Whether it has missed some of its beats: then what it said last may be no longer so, and silence is a sign.
+    """Whether it has missed heartbeats, so that its last report may be outdated.
 
-    Not of one that has ended, nor, for a moment, of one that is known to be in a function: before its end is seen it is
-    silent for about a second.
+    Not if it has ended, nor as long as its stack is known and it is not silent: before its end is seen it sends nothing
+    for about a second.
     """
     condition = state.condition(rank)
     if condition not in HERE or (condition != "silent" and _where(rank) and not what_holds(rank)):
         return False
-    return (
-        rank.last_received_ns is not None
-        and state.no_heartbeat_ns(rank.last_received_ns) > StallLimits.FRESH_BEATS * state.beat_ns
-    )
+    last_ns = rank.last_received_ns
+    return last_ns is not None and state.no_heartbeat_ns(last_ns) > StallLimits.FRESH_BEATS * state.beat_ns
 
 
-def facts(context: DetectorContext, sync_point: SyncPoint) -> dict[str, float | int | str]:
-    """The numbers, by name and unit."""
+def facts(context: DetectorContext, sync_point: SyncPoint) -> Evidence:
+    """Evidence for a wait in a collective."""
     group, left_ns = sync_point.waiting[0].group, context.timeout_in_ns
-    reported: dict[str, float | int | str] = {
+    evidence: Evidence = {
         "group": sync_point.name,
         "op": group.op,
         "seq": sync_point.front if group.completed is None else group.completed + 1,
         "bytes": group.bytes,
         "waiting_s": round(sync_point.waiting[0].age_ns / 1e9, 1),
-        "waiting": _names(sync_point.waiting),
+        "waiting": names_of(sync_point.waiting),
     }
     if group.timeout_ns:
-        reported["timeout_s"] = round(group.timeout_ns / 1e9, 1)
+        evidence["timeout_s"] = round(group.timeout_ns / 1e9, 1)
     if left_ns is not None:
-        reported["left_s"] = round(left_ns / 1e9, 1)
-    return reported
-
-
-def _ranks(members: Sequence[GroupMember]) -> tuple[int, ...]:
-    return tuple(sorted(member.rank.rank for member in members))
-
-
-def _names(members: Sequence[GroupMember]) -> str:
-    return ranks_text(member.rank.rank for member in members)
-
-
-STALL: Final = Detector(RULE, stall, by_step=False)
+        evidence["left_s"] = round(left_ns / 1e9, 1)
+    return evidence

@@ -1,4 +1,4 @@
-"""Which ranks the others wait for, in which phase, and what that costs."""
+"""Slow ranks and hosts by their own work: the phase, the cost and the likely cause."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import numpy as np
 
 from ddpwatch.core import rules
 from ddpwatch.core.alerts.model import Finding, Severity
-from ddpwatch.core.detectors.context import Detector
 from ddpwatch.core.diagnosis.attribution import slow_cause
 from ddpwatch.core.diagnosis.straggler_stats import MAD_TO_SIGMA, suspects
 from ddpwatch.core.limits import StragglerLimits
@@ -31,8 +30,9 @@ if TYPE_CHECKING:
 RULE: Final = rules.STRAGGLER
 OWN_PHASES: Final = [row for row in range(len(PHASES)) if row != SYNC]
 MANY: Final = "ranks"
+"""Subject of one finding for many ranks."""
 MAX_CHARS: Final = 40
-"""… and named if that is not longer."""
+"""Many ranks are listed if the list has at most this many characters."""
 _COMPUTING: Final = (
     "Compare its clocks and temperature with the others (nvidia-smi -q -d PERFORMANCE), then the sizes of its inputs: "
     "longer sequences or larger images on one rank look the same."
@@ -70,27 +70,35 @@ def straggler(context: DetectorContext) -> list[Finding]:
         return []
     limits = _for_short_steps(context)
     window = context.window.last(limits.window_steps)
-    if len(window.ranks) < 2 or len(window.ranks) * 2 < window.world_size or len(window) < limits.recent_steps:
+    if len(window.ranks) < 2 or not context.has_majority or len(window) < limits.recent_steps:
         return []
     found = suspects(window, limits)
     hosts = _whole_hosts(window, found)
     in_hosts = {suspect.row for rows in hosts.values() for suspect in rows}
-    findings = [_of_host(context, window, host, rows, limits) for host, rows in hosts.items()]
+    findings = []
+    for host, slow in hosts.items():
+        names = ranks_text(window.ranks[suspect.row] for suspect in slow)
+        findings.append(_finding(context, window, slow, f"host {host}", f"host {host} ({names})", limits))
     alone = [suspect for suspect in found if suspect.row not in in_hosts]
-    if sum(suspect.proven for suspect in alone) > StragglerLimits.MAX_SEPARATE:
-        findings.append(_of_many(context, window, [suspect for suspect in alone if suspect.proven], limits))
+    proven = [suspect for suspect in alone if suspect.proven]
+    if len(proven) > limits.MAX_SEPARATE:
+        # One finding: hundreds would take longer to compute than the steps.
+        names = ranges((window.ranks[suspect.row] for suspect in proven), most=MAX_CHARS)
+        label = f"{len(proven)} of {len(window.ranks)} ranks{f' ({names})' if names else ''}"
+        findings.append(_finding(context, window, proven, MANY, label, limits))
         alone = [suspect for suspect in alone if not suspect.proven]
-    # Of those that are only suspected the worst are enough.
-    alone = (
-        sorted(alone, key=lambda suspect: -suspect.excess_ns)[: 2 * StragglerLimits.MAX_SEPARATE]
-        if len(alone) > StragglerLimits.MAX_SEPARATE
-        else alone
-    )
-    return findings + [_of_rank(context, window, suspect, limits) for suspect in alone]
+    # The worst of the suspected ones are enough.
+    if len(alone) > limits.MAX_SEPARATE:
+        alone = sorted(alone, key=lambda suspect: -suspect.excess_ns)[: 2 * limits.MAX_SEPARATE]
+    for suspect in alone:
+        subject = f"rank {window.ranks[suspect.row]}"
+        where = f" ({window.hosts[suspect.row]})" if len(set(window.hosts)) > 1 else ""
+        findings.append(_finding(context, window, [suspect], subject, subject + where, limits))
+    return findings
 
 
 def _for_short_steps(context: DetectorContext) -> StragglerLimits:
-    """The limits with as many more steps as short ones need."""
+    """The limits with larger windows for short steps."""
     limits = context.limits.straggler
     step_ns = context.window.median_step_ns
     window_steps = scaled_steps(limits.window_steps, context.limits.judge.least_s, step_ns)
@@ -99,7 +107,7 @@ def _for_short_steps(context: DetectorContext) -> StragglerLimits:
 
 
 def _whole_hosts(window: Window, found: Sequence[Suspect]) -> dict[str, list[Suspect]]:
-    """Hosts most of whose ranks are slow, if there are others that are not."""
+    """Hosts most of whose ranks are slow, with these, in a run of several hosts."""
     slow: dict[str, list[Suspect]] = {}
     for suspect in found:
         if suspect.proven:
@@ -115,40 +123,40 @@ def _whole_hosts(window: Window, found: Sequence[Suspect]) -> dict[str, list[Sus
 
 @dataclass(frozen=True)
 class _Phase:
-    """Where a rank exceeds the others most, in its slow steps."""
+    """The phase in which a rank exceeds the others most, in its slow steps."""
 
     name: str
     alone: bool
-    """Whether most of what the rank is slower by is there. If not, the figures are those of all its own work."""
+    """Whether most of the excess is in this phase. Otherwise the times are those of all its own work."""
     mine_ns: float
     others_ns: float
     spread_ns: float
-    """How much the others differ among themselves."""
+    """Standard deviation among the others, from the MAD."""
 
 
 def _phase(window: Window, suspect: Suspect) -> _Phase:
     peers = sampled_ranks(np.delete(np.arange(len(window.ranks)), suspect.row))
     mine, others = window.phases_ns[suspect.row][:, suspect.hit], window.phases_ns[peers][:, :, suspect.hit]
-    usual = np.median(others, axis=0)
-    excess = np.median(mine - usual, axis=1)
-    row = max(OWN_PHASES, key=lambda phase: excess[phase])
-    if excess[row] >= StragglerLimits.PHASE_SHARE * suspect.excess_ns:
+    excess_ns = mine - np.median(others, axis=0)
+    median_ns = np.median(excess_ns, axis=1)
+    row = max(OWN_PHASES, key=lambda phase: median_ns[phase])
+    if median_ns[row] >= StragglerLimits.PHASE_SHARE * suspect.excess_ns:
         return _Phase(PHASES[row], True, *_figures(mine[row], others[:, row]))
-    # Held up now here and now there: by medians no phase is longer, though each of these steps is.
-    row = max(OWN_PHASES, key=lambda phase: float((mine - usual)[phase].mean()))
+    # Slow in varying phases: no phase is longer by the median, though each of these steps is.
+    row = max(OWN_PHASES, key=lambda phase: float(excess_ns[phase].mean()))
     self_ns = window.self_ns[:, suspect.hit]
     return _Phase(PHASES[row], False, *_figures(self_ns[suspect.row], self_ns[peers]))
 
 
 def _figures(mine_ns: NDArray[np.int64], others_ns: NDArray[np.int64]) -> tuple[float, float, float]:
-    """The median of the rank, that of the others, and how much these differ among themselves."""
+    """Median of the rank, median of the others, and standard deviation among the others, from the MAD."""
     spread_ns = MAD_TO_SIGMA * float(np.median(np.abs(others_ns - np.median(others_ns))))
     return float(np.median(mine_ns)), float(np.median(np.median(others_ns, axis=0))), spread_ns
 
 
 def _cost(window: Window, rows: list[int], excess_ns: float) -> float | None:
-    """Fraction of the job's time that these ranks cost, without steps in which one was stuck and not slow: those are
-    reported as hung steps.
+    """Fraction of the job's time that these ranks cost as the last to arrive, without hung steps, which are reported as
+    such; None = unknown, because not all ranks are seen.
     """
     if not window.complete:
         return None
@@ -161,26 +169,6 @@ def _cost(window: Window, rows: list[int], excess_ns: float) -> float | None:
     return float(cost_ns[slow].sum()) / max(float(window.job_step_ns[slow].sum()), 1.0)
 
 
-def _of_rank(context: DetectorContext, window: Window, suspect: Suspect, limits: StragglerLimits) -> Finding:
-    subject = f"rank {window.ranks[suspect.row]}"
-    where = f" ({window.hosts[suspect.row]})" if len(set(window.hosts)) > 1 else ""
-    return _finding(context, window, [suspect], subject, subject + where, limits)
-
-
-def _of_host(
-    context: DetectorContext, window: Window, host: str, slow: Sequence[Suspect], limits: StragglerLimits
-) -> Finding:
-    ranks = [window.ranks[suspect.row] for suspect in slow]
-    return _finding(context, window, slow, f"host {host}", f"host {host} ({ranks_text(ranks)})", limits)
-
-
-def _of_many(context: DetectorContext, window: Window, slow: Sequence[Suspect], limits: StragglerLimits) -> Finding:
-    """Each by itself would be hundreds of alerts, and take longer to tell than the steps take."""
-    names = ranges((window.ranks[suspect.row] for suspect in slow), most=MAX_CHARS)
-    who = f"{len(slow)} of {len(window.ranks)} ranks{f' ({names})' if names else ''}"
-    return _finding(context, window, slow, MANY, who, limits)
-
-
 def _advice(context: DetectorContext, rank: int, phase: _Phase) -> str:
     if not phase.alone:
         return ANYWHERE
@@ -190,26 +178,26 @@ def _advice(context: DetectorContext, rank: int, phase: _Phase) -> str:
 
 
 def _finding(
-    context: DetectorContext, window: Window, slow: Sequence[Suspect], subject: str, who: str, limits: StragglerLimits
+    context: DetectorContext, window: Window, slow: Sequence[Suspect], subject: str, label: str, limits: StragglerLimits
 ) -> Finding:
     first, last = min(suspect.first for suspect in slow), max(suspect.last for suspect in slow)
     from_step, upto_step = window.indices[[first, last]].tolist()
     again_from = int(window.indices[max(suspect.lately for suspect in slow)])
     ranks = tuple(window.ranks[suspect.row] for suspect in slow)
     ended = all(suspect.ended for suspect in slow)
-    # Where looks are far apart, one may have come and gone between two of them.
+    # An episode may begin and end between two evaluations.
     if ended and len(window) - 1 - last > limits.recent_steps:
         return Finding(
-            RULE, Severity.WARNING, subject, f"{who} {'were' if subject == MANY else 'was'} slow", "", ranks,
+            RULE, Severity.WARNING, subject, f"{label} {'were' if subject == MANY else 'was'} slow", "", ranks,
             opens=False, ended=True, from_step=from_step, upto_step=upto_step, again_from=again_from,
         )  # fmt: skip
     worst = max(slow, key=lambda suspect: suspect.excess_ns)
     phase = _phase(window, worst)
     reason = slow_cause(context, window, worst, slow, phase.name)
     longer = worst.excess_ns / max(window.median_step_ns, 1.0)
-    reported = "phase" if phase.alone else "self"
+    measured = "phase" if phase.alone else "self"
     is_slow = f"are slow, at worst rank {window.ranks[worst.row]}" if subject == MANY else "is slow"
-    # Over the steps before it would seem to cost next to nothing at first, and so it would over those after.
+    # Only the steps of the episode: those before and after it would dilute the cost.
     episode = window if worst.pattern and not ended else window.part(worst.first, last + 1 if ended else len(window))
     cost = _cost(episode, [suspect.row for suspect in slow], worst.excess_ns)
     when = f" {worst.pattern}" if worst.pattern else ""
@@ -224,7 +212,7 @@ def _finding(
         rule=RULE,
         severity=Severity.CRITICAL if cost is not None and cost >= limits.critical_cost else Severity.WARNING,
         subject=subject,
-        message=f"{who} {is_slow}{where}{when}: {ms(phase.mine_ns)} ms{of_what}, others {ms(phase.others_ns)}"
+        message=f"{label} {is_slow}{where}{when}: {ms(phase.mine_ns)} ms{of_what}, others {ms(phase.others_ns)}"
         f" ± {ms(phase.spread_ns)} · {effect}{f' · {reason.text}' if reason else ''}",
         advice=reason.advice if reason else _advice(context, window.ranks[worst.row], phase),
         ranks=ranks,
@@ -232,8 +220,8 @@ def _finding(
         pattern=(worst.pattern or None) if worst.regular else None,
         cost=cost,
         evidence={
-            f"{reported}_ms": round(phase.mine_ns / 1e6, 3),
-            f"others_{reported}_ms": round(phase.others_ns / 1e6, 3),
+            f"{measured}_ms": round(phase.mine_ns / 1e6, 3),
+            f"others_{measured}_ms": round(phase.others_ns / 1e6, 3),
             "others_spread_ms": round(phase.spread_ns / 1e6, 3),
             "excess_ms": round(worst.excess_ns / 1e6, 3),
             "noise_ms": round(worst.noise_ns / 1e6, 3),
@@ -247,9 +235,6 @@ def _finding(
         upto_step=upto_step,
         ended=ended,
         again_from=again_from,
-        # Bursts that are so far apart that no window holds two of them are one trouble all the same.
+        # Bursts too far apart for one window are still one episode.
         lingers=limits.window_steps + limits.linger_steps,
     )
-
-
-STRAGGLER: Final = Detector(RULE, straggler, by_step=True)

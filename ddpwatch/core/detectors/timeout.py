@@ -1,4 +1,4 @@
-"""A process group's timeout: about to fire, or fired."""
+"""Timeout of a process group: about to fire, or fired."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 from ddpwatch.core import rules
 from ddpwatch.core.alerts.hangs import is_hang
 from ddpwatch.core.alerts.model import Finding, Severity
-from ddpwatch.core.detectors.context import Detector, is_near
+from ddpwatch.core.detectors.context import is_near, names_of, ranks_of
 from ddpwatch.core.detectors.desync import ADVICE as DESYNC_ADVICE
 from ddpwatch.core.detectors.desync import desync, op_groups_text
 from ddpwatch.core.detectors.log_findings import with_log_findings
@@ -44,8 +44,7 @@ def timeout(context: DetectorContext) -> list[Finding]:
     waited longest. Of ranks that were in different operations, it is who was out of line. That it is about to fire is
     told here where no other rule tells of the wait, with its time.
     """
-    fired = _fired(context)
-    return with_log_findings(context.state, RULE, fired or _soon(context))
+    return with_log_findings(context.state, RULE, _fired(context) or _soon(context))
 
 
 def _soon(context: DetectorContext) -> list[Finding]:
@@ -63,13 +62,13 @@ def _soon(context: DetectorContext) -> list[Finding]:
 
 
 def _near(context: DetectorContext, sync_point: SyncPoint, left_ns: float, elsewhere: Sequence[SyncPoint]) -> Finding:
-    """The finding for one group. Ranks that are missing in it because they wait elsewhere are not where it began."""
+    """The finding for one group; ranks that wait `elsewhere` are not blamed for missing in it."""
     left = f"in {duration(left_ns / 1e9)}" if left_ns > 0 else "at any moment"
-    missing = () if elsewhere else tuple(member.rank.rank for member in sync_point.missing)
+    missing = () if elsewhere else sync_point.missing
     if elsewhere:
         why = f"and its ranks wait for {', '.join(operation(root) for root in elsewhere)}"
     elif missing:
-        why = f"{ranks_text(missing)} not having joined it"
+        why = f"{names_of(missing)} not having joined it"
     else:
         why = f"although all ranks{'' if sync_point.all_present else ' that are heard'} have joined it"
     return Finding(
@@ -78,7 +77,7 @@ def _near(context: DetectorContext, sync_point: SyncPoint, left_ns: float, elsew
         subject=f"group {sync_point.name}",
         message=f"torch ends the job {left} unless {operation(sync_point)} completes, {why}",
         advice=SOON_ADVICE,
-        ranks=missing,
+        ranks=tuple(member.rank.rank for member in missing),
         evidence=facts(context, sync_point),
     )
 
@@ -92,25 +91,22 @@ def _fired(context: DetectorContext) -> list[Finding]:
     culprits = gave_up.culprits
     names = ranks_text(rank.rank for rank in gave_up.ranks)
     if culprits:
-        who = ranks_text(member.rank.rank for member in culprits)
-        # Who gave up may itself be missing in another group, where the rest waits for it.
+        # A rank whose wait timed out may itself be missing in another group, where the rest waits for it.
         itself = any(member.rank in gave_up.ranks for member in culprits)
         where = f"what the others waited for in group {gave_up.began[0].name}" if itself else "it"
         received = [member for member in culprits[:MAX_ACTIVITIES] if member.rank.beat is not None]
         doings = "; ".join(doing(state, member) for member in received)
-        message = (
-            f"{names} gave up waiting in a collective; {who} had not joined {where}{f'. {doings}' if received else ''}"
-        )
+        why = f"{names_of(culprits)} had not joined {where}{f'. {doings}' if received else ''}"
     elif gave_up.began:
-        message = f"{names} gave up waiting in a collective; the ranks waited for each other in different groups"
+        why = "the ranks waited for each other in different groups"
     else:
-        message = f"{names} gave up waiting in a collective; who had not joined it was not seen{_still_there(state)}"
+        why = f"who had not joined it was not seen{_still_there(state)}"
     return [
         Finding(
             rule=RULE,
             severity=Severity.CRITICAL,
             subject="fired",
-            message=message,
+            message=f"{names} gave up waiting in a collective; {why}",
             advice=FIRED_ADVICE if culprits else UNSEEN_ADVICE,
             ranks=tuple(member.rank.rank for member in culprits),
             ends_wait=True,
@@ -120,28 +116,25 @@ def _fired(context: DetectorContext) -> list[Finding]:
 
 
 def _disagreed(gave_up: GivingUp, split: SyncPoint) -> Finding:
-    """What `desync` tells of ranks that wait, told of those that have given up."""
+    """The counterpart of `desync` for ranks whose wait timed out."""
     names, odd, op_groups = ranks_text(rank.rank for rank in gave_up.ranks), gave_up.culprits, op_groups_text(split)
-    who = f"{ranks_text(each.rank.rank for each in odd)} {'was' if len(odd) == 1 else 'were'} out of line"
+    label = f"{names_of(odd)} {'was' if len(odd) == 1 else 'were'} out of line"
     return Finding(
         rule=RULE,
         severity=Severity.CRITICAL,
         subject="fired",
-        message=f"{names} gave up waiting in a collective; {who if odd else 'the ranks disagreed'} at "
+        message=f"{names} gave up waiting in a collective; {label if odd else 'the ranks disagreed'} at "
         f"#{split.waiting[0].waits_at}: {op_groups}",
         advice=DESYNC_ADVICE,
-        ranks=tuple(sorted(each.rank.rank for each in odd or split.members)),
+        ranks=ranks_of(odd or split.members),
         ends_wait=True,
         evidence={"complaining": names, "culprits": len(odd), "camps": op_groups, "rests_on": gave_up.rests_on},
     )
 
 
 def _still_there(state: RunState) -> str:
-    """The few that have not given up: most likely one of them was waited for."""
+    """The minority that has not timed out: most likely one of them was waited for."""
     left = [rank.rank for rank in state.ranks.values() if state.condition(rank) in HERE]
     if not left or 2 * len(left) >= len(state.ranks):
         return ""
     return f", but {ranks_text(left)} {'has' if len(left) == 1 else 'have'} not given up"
-
-
-TIMEOUT: Final = Detector(RULE, timeout, by_step=False)

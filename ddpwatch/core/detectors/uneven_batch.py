@@ -1,4 +1,4 @@
-"""Whether all ranks train on as many samples, and whether one has run out of them."""
+"""Ranks with different sample counts in a step, and ranks whose data ended before that of the others."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import numpy as np
 
 from ddpwatch.core import rules
 from ddpwatch.core.alerts.model import Finding, Severity
-from ddpwatch.core.detectors.context import Detector
 from ddpwatch.core.detectors.stall import MAX_ACTIVITIES, deadline_text, doing, facts, operation, waiting_text
 from ddpwatch.core.diagnosis.early_exit import (
     END_OF_DATA,
@@ -29,7 +28,7 @@ from ddpwatch.core.units import count, duration, plural, ranks_text
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from ddpwatch.core.detectors.context import DetectorContext
+    from ddpwatch.core.detectors.context import DetectorContext, Evidence
     from ddpwatch.core.diagnosis.arrivals import SyncPoint
     from ddpwatch.core.state.rank import RankState
 
@@ -66,7 +65,7 @@ def _different_samples(context: DetectorContext) -> list[Finding]:
     if steps < limits.steps:
         return []
     typical = [round(float(value)) for value in np.median(uneven, axis=1)]
-    # Of equally many the larger: those with less are the odd ones.
+    # Ties go to the larger count: ranks with fewer samples are the odd ones.
     usual = max(Counter(typical).items(), key=lambda item: (item[1], item[0]))[0]
     odd = {rank: value for rank, value in zip(window.ranks, typical, strict=True) if value != usual}
     when = "" if steps == known.shape[1] else f" in {steps} of {plural(known.shape[1], 'step')}"
@@ -95,6 +94,7 @@ def _different_samples(context: DetectorContext) -> list[Finding]:
 
 
 def _ended_early(context: DetectorContext) -> list[Finding]:
+    """Ranks that said goodbye while others wait for them in an all-reduce."""
     state = context.state
     ended = [] if context.all_well else [rank for rank in state.ranks.values() if ended_in_order(rank)]
     if not ended:
@@ -106,32 +106,21 @@ def _ended_early(context: DetectorContext) -> list[Finding]:
     waited_s = max(rank.beat.phase_ns for rank in stuck if rank.beat is not None) / 1e9
     early = [rank for rank in ended if (rank.step or 0) <= max(other.step or 0 for other in stuck)]
     has = "has" if len(early) == 1 else "have"
+    message = f"{_names(early)} {has} ended after {plural(done, 'step')} while the others go on: {_names(stuck)} in "
+    message += f"all-reduce for {duration(waited_s)}"
     in_the_middle = any(tells_its_data(rank) and not rank.at_end_of_data for rank in early)
-    # Whose data is of unknown length may as well have left for another reason, and take the others along in a moment.
+    # With data of unknown length it may have left for another reason, and the others may fail in a moment.
     unknown = not all(map(tells_its_data, early))
-    awaited = in_the_middle or (unknown and word_to_come(state, early))
-    lasting_ns = UnevenBatchLimits.LEFT_NS if awaited else UnevenBatchLimits.STUCK_NS if unknown else 0
+    exit_code_matters = in_the_middle or (unknown and word_to_come(state, early))
+    open_delay_ns = UnevenBatchLimits.LEFT_NS if exit_code_matters else UnevenBatchLimits.STUCK_NS if unknown else 0
     held = next((sync_point for sync_point in context.sync_points if sync_point.waiting), None)
-    return [
-        Finding(
-            rule=RULE,
-            severity=Severity.CRITICAL,
-            subject=END_OF_DATA,
-            message=f"{ranks_text(rank.rank for rank in early)} {has} ended after {plural(done, 'step')} while the"
-            f" others go on: {ranks_text(rank.rank for rank in stuck)} in all-reduce for {duration(waited_s)}",
-            advice=ENDED_ADVICE,
-            ranks=tuple(rank.rank for rank in early),
-            phase="sync",
-            evidence=(facts(context, held) if held is not None else {})
-            | {"steps_done": done, "waiting_ranks": len(stuck), "waiting_s": round(waited_s, 1)},
-            lasting=lasting_ns,
-            lingers=context.limits.stall.linger_s * 1e9,
-        )
-    ]
+    evidence = facts(context, held) if held is not None else {}
+    evidence |= {"steps_done": done, "waiting_ranks": len(stuck), "waiting_s": round(waited_s, 1)}
+    return [_end_of_data(context, early, message, evidence, open_delay_ns)]
 
 
 def _left_early(context: DetectorContext) -> list[Finding]:
-    """Ranks whose data has ended, and that others wait for in the middle of a step."""
+    """Ranks whose data has ended while others wait for them in the middle of a step."""
     for sync_point in context.stuck:
         if left := left_the_loop(sync_point) or ran_out(sync_point):
             return [_left_finding(context, sync_point, left)]
@@ -140,63 +129,60 @@ def _left_early(context: DetectorContext) -> list[Finding]:
 
 def _left_finding(context: DetectorContext, sync_point: SyncPoint, left: Sequence[RankState]) -> Finding:
     done = min(rank.step or 0 for rank in left)
-    has, its = ("has", "its") if len(left) == 1 else ("have", "their")
+    has, its, waits = ("has", "its", "waits") if len(left) == 1 else ("have", "their", "wait")
     gone = [each for each in sync_point.members if each.rank in left]
     others = replace(sync_point, members=tuple(each for each in sync_point.members if each.rank not in left))
     if sync_point.missing:
         where = f"{has} not joined {operation(sync_point)}: {waiting_text(sync_point)}"
     else:
-        where = f"{'waits' if len(left) == 1 else 'wait'} in a barrier: {waiting_text(others)} in {operation(others)}"
+        where = f"{waits} in a barrier: {waiting_text(others)} in {operation(others)}"
     doings = "; ".join(doing(context.state, each, at_end=False) for each in gone[:MAX_ACTIVITIES])
-    return Finding(
-        rule=RULE,
-        severity=Severity.CRITICAL,
-        subject=END_OF_DATA,
-        message=f"{ranks_text(rank.rank for rank in left)} {has} come to the end of {its} data after "
-        f"{plural(done, 'step')}, and {where}{deadline_text(context)}. {doings}",
-        advice=ENDED_ADVICE,
-        ranks=tuple(rank.rank for rank in left),
-        phase="sync",
-        detail=top_of_stack(gone[0].rank.stack),
-        urgent=context.urgent,
-        lingers=context.limits.stall.linger_s * 1e9,
-        evidence={"steps_done": done, "waiting_ranks": len(others.waiting)} | facts(context, others),
-    )
+    message = f"{_names(left)} {has} come to the end of {its} data after {plural(done, 'step')}, and {where}"
+    message += f"{deadline_text(context)}. {doings}"
+    evidence: Evidence = {"steps_done": done, "waiting_ranks": len(others.waiting)} | facts(context, others)
+    finding = _end_of_data(context, left, message, evidence)
+    return replace(finding, detail=top_of_stack(gone[0].rank.stack), urgent=context.urgent)
 
 
 def _left_behind(context: DetectorContext) -> list[Finding]:
-    """Ranks that ended at the end of their data, which has cost the others their connections."""
+    """Ranks that left at the end of their data, so that the others lost their connections and failed."""
     left, failed = context.left_behind.left, context.left_behind.failed
     if not failed:
         return []
     done = min(rank.step or 0 for rank in left)
     waited_ns = max(rank.beat.phase_ns if rank.beat is not None and in_sync(rank) else 0 for rank in failed)
-    return [
-        Finding(
-            rule=RULE,
-            severity=Severity.CRITICAL,
-            subject=END_OF_DATA,
-            message=f"{ranks_text(rank.rank for rank in left)} {'has' if len(left) == 1 else 'have'} ended after "
-            f"{plural(done, 'step')} while the others go on: {ranks_text(rank.rank for rank in failed)} lost "
-            f"{'its connection' if len(failed) == 1 else 'their connections'} and failed",
-            advice=ENDED_ADVICE,
-            ranks=tuple(rank.rank for rank in left),
-            phase="sync",
-            evidence={"steps_done": done, "failed_ranks": len(failed), "waiting_s": round(waited_ns / 1e9, 1)},
-            # One that left with an exit code other than 0 has failed, and not its data.
-            lasting=0
-            if context.left_behind.at_end or not word_to_come(context.state, left)
-            else UnevenBatchLimits.EXIT_CODE_NS,
-            lingers=context.limits.stall.linger_s * 1e9,
-        )
-    ]
+    has = "has" if len(left) == 1 else "have"
+    their = "its connection" if len(failed) == 1 else "their connections"
+    message = f"{_names(left)} {has} ended after {plural(done, 'step')} while the others go on: {_names(failed)} lost "
+    message += f"{their} and failed"
+    evidence: Evidence = {"steps_done": done, "failed_ranks": len(failed), "waiting_s": round(waited_ns / 1e9, 1)}
+    # With an exit code other than 0 the rank has failed: then it was not the data.
+    certain = context.left_behind.at_end or not word_to_come(context.state, left)
+    return [_end_of_data(context, left, message, evidence, 0 if certain else UnevenBatchLimits.EXIT_CODE_NS)]
+
+
+def _end_of_data(
+    context: DetectorContext, left: Sequence[RankState], message: str, evidence: Evidence, open_delay_ns: float = 0.0
+) -> Finding:
+    return Finding(
+        rule=RULE,
+        severity=Severity.CRITICAL,
+        subject=END_OF_DATA,
+        message=message,
+        advice=ENDED_ADVICE,
+        ranks=tuple(rank.rank for rank in left),
+        phase="sync",
+        evidence=evidence,
+        lasting=open_delay_ns,
+        lingers=context.limits.stall.linger_s * 1e9,
+    )
+
+
+def _names(ranks: Sequence[RankState]) -> str:
+    return ranks_text(rank.rank for rank in ranks)
 
 
 def _span(values: Iterable[int]) -> str:
     ordered = sorted(values)
     least, most = ordered[0], ordered[-1]
     return count(least) if least == most else f"{count(least)} to {count(most)}"
-
-
-# By time: where the data of a rank has ended, no step is finished any more.
-UNEVEN_BATCH: Final = Detector(RULE, uneven_batch, by_step=False)

@@ -1,8 +1,8 @@
-"""Who has arrived at a collective and who has not, group by group.
+"""Missing and waiting ranks of a collective, by the sequence numbers of each process group.
 
-Ranks count the operations of a group alike, so whoever has joined fewer than the others is the one they wait for.
-Sequence numbers are compared within a group and never between groups, and clocks of hosts not at all: how long a rank
-waits it tells itself, and what passes after its beat is the viewer's own time.
+All ranks of a group count its operations alike, so the others wait for a rank that has joined fewer. Sequence numbers
+are compared within a group only, and clocks of hosts not at all: a wait is what the rank reported plus the viewer's
+time since its heartbeat.
 """
 
 from __future__ import annotations
@@ -28,69 +28,69 @@ if TYPE_CHECKING:
 
 SYNC: Final = PHASES.index("sync")
 HERE: Final = frozenset({"ok", "paused", "silent"})
-"""Ranks that may yet arrive. Those that have ended or failed are told of by other rules."""
+"""Conditions of ranks that may yet arrive. Other rules report those that ended or failed."""
 
 
 @dataclass(frozen=True)
 class GroupMember:
-    """How far one rank got in one group."""
+    """Progress of one rank in one process group."""
 
     rank: RankState
     group: Group
     age_ns: int
-    """How long it has waited by now for the oldest operation; 0 = it does not wait."""
+    """Its wait for the oldest operation; 0 = it does not wait."""
     reported_ns: int = 0
-    """The part of it that the rank itself has told. The rest is the viewer's guess: the wait may be over."""
+    """The part of the wait that the rank reported. The rest is assumed: the wait may be over."""
     fresh: bool = True
-    """Whether it was heard just now; else it may have left the operation that it said it waits for."""
+    """Whether its last heartbeat is recent; else it may have left the operation."""
     since_ns: int = 0
-    """How long ago it was heard."""
+    """Time since its last heartbeat."""
     late: bool = False
-    """Whether its next word should have come, and may yet: it is not called silent, nor is its process held."""
+    """Whether a heartbeat is overdue, though the rank is not silent yet and nothing holds its process."""
 
     @property
     def paused(self) -> bool:
-        """Whether it has said that it is about to do something slow."""
+        """Whether it has announced something slow."""
         return self.rank.beat is not None and bool(self.rank.beat.pause)
 
     @property
     def waits_at(self) -> int | None:
-        """The number of the operation that it waits for; None = not recorded."""
+        """Sequence number of the operation that it waits for; None = not recorded."""
         return None if self.group.completed is None else self.group.completed + 1
 
     @property
     def signature(self) -> tuple[str, str] | None:
-        """What it thinks the operation is; None = not told yet."""
+        """Name and shape of the operation that it is in; None = not reported yet."""
         return (self.group.op, self.group.shape) if self.group.op else None
 
 
 @dataclass(frozen=True)
 class SyncPoint:
-    """One group in which somebody waits."""
+    """One process group in which a rank waits."""
 
     name: str
     members: tuple[GroupMember, ...]
-    """Of all ranks of the group that were heard and are still there."""
+    """Its ranks that have sent a heartbeat and may yet arrive."""
     default: bool = True
-    """Whether it is the job's own group, which all ranks are in."""
+    """Whether it is the default group, with all ranks of the job."""
     excused: frozenset[int] = frozenset()
-    """Ranks that are not missing here: they wait in another group."""
+    """Ranks that do not count as missing: they wait in another group."""
     crossed: bool = False
     """Whether its ranks and those of another group wait for each other."""
 
     @cached_property
     def front(self) -> int:
-        """The last operation that anybody has joined."""
+        """The last operation that any rank has joined."""
         return max(member.group.enqueued for member in self.members)
 
     @cached_property
     def last_common(self) -> int:
-        """The last operation that everybody has joined."""
+        """The last operation that all ranks have joined."""
         return min(member.group.enqueued for member in self.members)
 
     @cached_property
     def missing(self) -> tuple[GroupMember, ...]:
-        """Those that have joined fewer operations than others, and do not wait themselves for an earlier one."""
+        """Ranks that have joined fewer operations than others, and do not wait for an earlier one themselves."""
         return tuple(
             member
             for member in self.members
@@ -102,37 +102,36 @@ class SyncPoint:
     def _waits_earlier(self, member: GroupMember) -> bool:
         if not member.age_ns or member.group.enqueued > self.last_common:
             return bool(member.age_ns)
-        # Who has joined the fewest and says that it waits is stuck there, if that can be believed.
+        # A rank that has joined the fewest and waits is stuck there, if its report is recent.
         return member.fresh and member.waits_at is not None
 
     @cached_property
     def arrived(self) -> tuple[GroupMember, ...]:
-        """Those that have joined the last operation."""
+        """Ranks that have joined the last operation."""
         return tuple(member for member in self.members if member.group.enqueued == self.front)
 
     @cached_property
     def waiting(self) -> tuple[GroupMember, ...]:
-        """Those that have joined and wait, who has waited longest first.
+        """Ranks that have joined and wait, the longest wait first.
 
-        Operations can be joined ahead, some ranks further than others: all of them wait for who has joined the fewest.
-        Where nobody is missing, it is the earliest operation that everything else waits for.
+        Ranks may be several operations ahead: all of them wait for the one that has joined the fewest. If none is
+        missing, everything waits for the earliest operation.
         """
         if self.missing:
             joined = [each for each in self.members if each.group.enqueued > self.last_common]
         else:
             earliest = min((each.waits_at for each in self.members if each.age_ns and each.waits_at), default=None)
             joined = [each for each in self.members if each.waits_at in (None, earliest)]
-        found = [member for member in joined if member.age_ns]
-        return tuple(sorted(found, key=lambda member: -member.age_ns))
+        return tuple(sorted((each for each in joined if each.age_ns), key=lambda each: -each.age_ns))
 
     @property
     def all_present(self) -> bool:
-        """Whether every rank of the group is among them."""
+        """Whether every rank of the group is among the members."""
         return len(self.members) == self.members[0].group.size
 
     @cached_property
     def op_groups(self) -> list[list[GroupMember]]:
-        """Ranks that wait, by what they think the operation is; the largest camp first. One camp: they agree."""
+        """Waiting ranks by the operation that they are in, the largest group first; one group = they agree."""
         counts = Counter(member.signature for member in self.waiting if member.signature)
         return [
             [member for member in self.waiting if member.signature == signature]
@@ -141,22 +140,20 @@ class SyncPoint:
 
     @property
     def minority(self) -> list[GroupMember]:
-        """Of ranks that do not agree, the few; empty = there are as many of one mind as of another."""
+        """Ranks in another operation than the majority; empty = they agree, or there is no majority."""
         if len(self.op_groups) < 2 or len(self.op_groups[0]) <= len(self.op_groups[1]):
             return []
         return [member for op_group in self.op_groups[1:] for member in op_group]
 
     @property
     def timeout_in_ns(self) -> int | None:
-        """Until the first of the waiting ranks gives up and ends the job; None = not known. May be negative."""
+        """Time until the first waiting rank times out and ends the job; None = not known. May be negative."""
         left = [member.group.timeout_ns - member.age_ns for member in self.waiting if member.group.timeout_ns]
         return min(left, default=None)
 
 
 def sync_points(state: RunState, min_ns: float = 0) -> list[SyncPoint]:
-    """All groups in which a rank waits, the job's own first; none if nobody has waited for as long as `min_ns`, as in
-    every step.
-    """
+    """All process groups in which a rank waits, the default group first; empty if no rank has waited for `min_ns`."""
     if min_ns and not any(_has_waited(state, rank, min_ns) for rank in state.ranks.values()):
         return []
     by_name: dict[str, list[GroupMember]] = {}
@@ -180,43 +177,49 @@ def sync_points(state: RunState, min_ns: float = 0) -> list[SyncPoint]:
 
 
 def _has_waited(state: RunState, rank: RankState, min_ns: float) -> bool:
-    """By its own word, or because it waited when it was last heard, and has missed some beats since."""
+    """By its own report, or because it waited at its last heartbeat and several have been missed since."""
     if rank.beat is None:
         return False
-    never_received = state.now_ns - (rank.last_received_ns or 0) > StallLimits.FRESH_BEATS * state.beat_ns
-    for place, group in enumerate(rank.beat.groups):
-        reported_ns = _reported_at_ns(rank.beat, group, place)
-        if reported_ns >= min_ns or (reported_ns and never_received):
-            return True
-    return False
+    overdue = state.now_ns - (rank.last_received_ns or 0) > StallLimits.FRESH_BEATS * state.beat_ns
+    reported_ns = [_reported_at_ns(rank.beat, group, place) for place, group in enumerate(rank.beat.groups)]
+    return any(wait_ns >= min_ns or (wait_ns and overdue) for wait_ns in reported_ns)
 
 
 def stuck(held: Sequence[SyncPoint], limits: Limits) -> list[SyncPoint]:
-    """The groups in which a wait is abnormal, without those that only wait for another one of them.
+    """Sync points with an abnormal wait, reduced to root causes: without those that only wait for another one.
 
-    A rank that is missing in one group because it waits in another is not where it began. Where groups wait for each
-    other in a circle, all groups of the circle are told, as crossed; first the one that the fewest have not joined.
-    Nothing is told for a moment of a group whose missing ranks may wait as well, and have not told so yet.
+    Groups that wait for each other in a cycle are all returned, as crossed, the one with the fewest missing ranks
+    first. A group whose missing ranks may be waiting elsewhere without having reported it is withheld for a moment.
     """
     abnormal = [sync_point for sync_point in held if is_abnormal(sync_point, limits.stall, limits.judge.warmup_steps)]
     if not abnormal:
         return []
-    # Waits of a circle begin within moments of each other: one of them becomes abnormal first, and says nothing yet.
-    near = [sync_point for sync_point in held if any(_is_long(member, limits) for member in sync_point.waiting)]
-    found = roots(abnormal, near, lambda member: _is_long(member, limits))
+    min_ns = limits.stall.least_s * 1e9
+
+    def is_long(member: GroupMember) -> bool:
+        return member.age_ns > StallLimits.NEARLY_SHARE * min_ns
+
+    # Waits of a cycle begin within moments of each other: the first that becomes abnormal proves nothing yet.
+    near = [sync_point for sync_point in held if any(map(is_long, sync_point.waiting))]
     return [
         sync_point
-        for sync_point in found
-        if sync_point.crossed
-        or not any(_may_wait(each, sync_point, limits.stall.least_s * 1e9) for each in sync_point.missing)
+        for sync_point in roots(abnormal, near, is_long)
+        if sync_point.crossed or not any(_may_wait(each, sync_point, min_ns) for each in sync_point.missing)
     ]
 
 
 def roots(
     held: Sequence[SyncPoint], near: Sequence[SyncPoint], waits: Callable[[GroupMember], bool]
 ) -> list[SyncPoint]:
-    """Of the groups that are held up those where it began, given all that may hold them and what counts as waiting."""
-    excused = [replace(sync_point, excused=_waiting_elsewhere(sync_point, near, waits)) for sync_point in held]
+    """Sync points that are root causes of the `held` ones, given all that may hold them and what counts as waiting.
+
+    A rank that is missing in one group because it waits in another is no cause.
+    """
+    waiting = {other.name: {each.rank.rank for each in other.waiting if waits(each)} for other in near}
+    excused = [
+        replace(each, excused=frozenset(rank for name in waiting.keys() - {each.name} for rank in waiting[name]))
+        for each in held
+    ]
     found = [left for left, sync_point in zip(excused, held, strict=True) if left.missing or not sync_point.missing]
     if found:
         return found
@@ -227,7 +230,7 @@ def roots(
 
 
 def _cycles(held: list[SyncPoint]) -> list[SyncPoint]:
-    """Without the groups that only wait for others: nobody who is missing elsewhere waits in them."""
+    """Sync points in a cycle of waits: those in which a rank waits that is missing in another of them."""
     waited_for = {sync_point.name: {each.rank.rank for each in sync_point.missing} for sync_point in held}
     left = [
         sync_point
@@ -243,49 +246,37 @@ def _cycles(held: list[SyncPoint]) -> list[SyncPoint]:
 
 
 def minority_of(cycle: Sequence[SyncPoint]) -> tuple[GroupMember, ...]:
-    """Of groups that wait for each other, the ranks that have left the many; empty = none are the fewer."""
-    last_common = min((len(sync_point.missing) for sync_point in cycle), default=0)
-    left = {tuple(each.rank.rank for each in sync_point.missing): sync_point.missing for sync_point in cycle}
-    few = [missing for missing in left.values() if len(missing) == last_common]
-    return few[0] if len(few) == 1 and len(left) > 1 else ()
-
-
-def _waiting_elsewhere(
-    sync_point: SyncPoint, near: Sequence[SyncPoint], waits: Callable[[GroupMember], bool]
-) -> frozenset[int]:
-    others = [other for other in near if other.name != sync_point.name]
-    return frozenset(member.rank.rank for other in others for member in other.waiting if waits(member))
-
-
-def _is_long(member: GroupMember, limits: Limits) -> bool:
-    return member.age_ns > StallLimits.NEARLY_SHARE * limits.stall.least_s * 1e9
+    """The smallest set of missing ranks in a cycle of waits; empty = there is no single smallest one."""
+    missing = {tuple(each.rank.rank for each in sync_point.missing): sync_point.missing for sync_point in cycle}
+    smallest = min(map(len, missing), default=0)
+    found = [members for members in missing.values() if len(members) == smallest]
+    return found[0] if len(found) == 1 and len(missing) > 1 else ()
 
 
 def _may_wait(missing: GroupMember, sync_point: SyncPoint, min_ns: float) -> bool:
     """Whether a missing rank may have gone to another operation before this wait was a long one.
 
-    It has just come to another group, or its next word is late, and it is one of several that are missing or has other
-    groups where it may be. This lasts until it tells that it waits there, is heard to wait nowhere, or falls silent.
+    It has just joined one in another group, or its heartbeat is late, and it is one of several missing ranks or has
+    other groups. This lasts until it reports its wait there, reports none, or falls silent.
     """
     others = [each for each in missing.rank.beat.groups if each.name != sync_point.name] if missing.rank.beat else []
     there_ns = [each.age_ns for each in others if each.completed is not None and each.completed < each.enqueued]
     at_most_ns = max(there_ns, default=0) + missing.since_ns
     came = bool(there_ns) and at_most_ns <= StallLimits.NEARLY_SHARE * min_ns
-    never_received = missing.late and (bool(others) or len(sync_point.missing) > 1)
-    # Before an operation is looked up, its age is told as less than it is.
-    longest_ns = (1 + StallLimits.NEARLY_SHARE) * min_ns
-    return (came or never_received) and sync_point.waiting[0].age_ns - at_most_ns <= longest_ns
+    unreported = missing.late and (bool(others) or len(sync_point.missing) > 1)
+    # The first reports of an operation have less than its age.
+    return (came or unreported) and sync_point.waiting[0].age_ns - at_most_ns <= (1 + StallLimits.NEARLY_SHARE) * min_ns
 
 
 def _reported_at_ns(beat: Beat, group: Group, place: int) -> int:
     if group.completed is None and place == 0 and beat.phase == SYNC:
-        # Nothing is recorded: then the phase tells, for the group that gradients go through.
+        # Nothing is recorded: the phase stands in, for the group of the gradients.
         return beat.phase_ns
     return group.age_ns
 
 
 def p99_wait_ns(waiting: Sequence[GroupMember], warmup_steps: int) -> float | None:
-    """How long these ranks have waited at the most, all but one time in a hundred; None = they have not trained yet."""
+    """The largest 99th percentile of the waits of these ranks so far; None = they have not trained yet."""
     waits = []
     for member in waiting:
         indices = member.rank.steps.indices()
@@ -297,9 +288,9 @@ def p99_wait_ns(waiting: Sequence[GroupMember], warmup_steps: int) -> float | No
 
 
 def is_abnormal(sync_point: SyncPoint, limits: StallLimits, warmup_steps: int) -> bool:
-    """Whether somebody waits in it for longer than waits have taken so far, and nobody has announced it.
+    """Whether a wait exceeds the baseline of earlier waits, and no rank has announced it.
 
-    Goes by what the ranks tell themselves: a viewer that was stopped, or hears nothing, would see all of them wait.
+    By reported times only: to a viewer that was stopped or disconnected all ranks would seem to wait.
     """
     waiting = sorted((each for each in sync_point.waiting if not each.paused), key=lambda each: -each.reported_ns)
     if not waiting or waiting[0].reported_ns <= limits.least_s * 1e9:

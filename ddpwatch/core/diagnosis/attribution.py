@@ -1,4 +1,4 @@
-"""What held a slow rank up in its slow steps, as far as it is known: the clocks of its GPU, or the want of a core."""
+"""Measured cause of a straggler in its slow steps: the clocks of its GPU, or CPU starvation."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ CORES_ADVICE: Final = (
 
 @dataclass(frozen=True)
 class SlowCause:
-    """A reason that was measured, in words."""
+    """A measured cause, in words."""
 
     kind: str
     """`clocks` or `cores`."""
@@ -44,7 +44,7 @@ class SlowCause:
 def slow_cause(
     context: DetectorContext, window: Window, suspect: Suspect, slow: Sequence[Suspect], phase: str
 ) -> SlowCause | None:
-    """What explains that this one of the slow ranks is slow in that phase; None = nothing that is known."""
+    """The cause for one of the slow ranks in its slow phase; None = not known."""
     rows = {one.row for one in slow}
     ranks = context.state.ranks
     mine = ranks[window.ranks[suspect.row]]
@@ -57,7 +57,7 @@ def slow_cause(
 
 
 def _clocks(context: DetectorContext, window: Window, mine: RankState, others: Sequence[RankState]) -> str:
-    """How the rank's GPU was clocked in these steps, if that explains something; else nothing."""
+    """The clocks of the rank's GPU in these steps, if they explain it; else empty."""
     if mine.gpus.latest is None:
         return ""
     found = slowed(
@@ -73,14 +73,14 @@ def _clocks_meanwhile(rank: RankState, window: Window) -> list[Clock]:
 
 
 def _cores(window: Window, suspect: Suspect, mine: RankState, others: Sequence[RankState]) -> str:
-    """How long the rank waited for a core while it was slow, if that explains something; else nothing."""
+    """CPU starvation of the rank while it was slow, if that explains it; else empty."""
     hits = suspect.hit.nonzero()[0]
     first, last = max(0, int(hits[0]) - 1), int(hits[-1])
     waited = mine.cpu_starvation.share(*_span_ns(mine, window, first, last))
-    known = [other.cpu_starvation.share(*_span_ns(other, window, first, last)) for other in others]
-    usual = median([share for share in known if share is not None] or [0.0])
     if waited is None:
         return ""
+    known = [other.cpu_starvation.share(*_span_ns(other, window, first, last)) for other in others]
+    usual = median([share for share in known if share is not None] or [0.0])
     lost_ns = suspect.excess_ns * len(hits) / (last - first)
     if (waited - usual) * window.median_step_ns < StragglerLimits.CAUSE_SHARE * lost_ns:
         return ""
@@ -88,6 +88,6 @@ def _cores(window: Window, suspect: Suspect, mine: RankState, others: Sequence[R
 
 
 def _span_ns(rank: RankState, window: Window, first: int, last: int) -> tuple[int, int]:
-    """From the end of a step to that of another, by the rank's own clock, on which all it tells is told."""
+    """From the end of one step to that of another, by the rank's own clock, as all that it reports."""
     first_ns, last_ns = rank.steps.column("end_ns", window.indices[[first, last]]).tolist()
     return first_ns, last_ns

@@ -1,4 +1,4 @@
-"""Ranks whose data has ended while the others go on training, and wait for them in vain."""
+"""Early exits: ranks whose data ended while the others go on training and wait for them."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ EXIT: Final = "exit"
 ENDED: Final = frozenset({EXIT, "closed"})
 KINDS: Final = frozenset({"ddp", "contains-ddp"})
 END_OF_DATA: Final = "end of data"
-"""The subject of what is told of them, whoever tells it."""
+"""Subject of all findings about them."""
 
 
 @dataclass(frozen=True)
 class LeftBehind:
-    """Ranks that have ended in order at the end of their data, and those that failed without them."""
+    """Ranks that ended in order at the end of their data, and those that failed without them."""
 
     left: tuple[RankState, ...] = ()
     failed: tuple[RankState, ...] = ()
-    """They lost their connections, with data left of the same pass; empty = nobody did."""
+    """Ranks that lost their connections, with data left in the same epoch."""
     at_end: bool = True
-    """Whether the end of their data is known; else it is not told how much they had, and the others had waited."""
+    """Whether the end of their data is known; else it is inferred, as the length of their data was not reported."""
 
 
 def left_behind(state: RunState) -> LeftBehind:
-    """Who was left by ranks whose data had ended, and has failed since.
+    """Ranks that failed after others had left at the end of their data.
 
-    Of ranks that do not tell how much data they have, it is who had waited for one that was gone: that was told as the
-    end of its data while they waited, and stays one trouble when they lose their connections. One whose exit code is
-    known to be 0 has come to the end of its script, whether they had waited or not.
+    If the length of the data is not reported, a rank that had waited for one that was gone: while it waited, that was
+    found as end of data, and it stays the same episode when connections break. A rank with exit code 0 has come to the
+    end of its script, whether others had waited or not.
     """
     ended = [rank for rank in state.ranks.values() if ended_in_order(rank)]
     left = tuple(rank for rank in ended if rank.at_end_of_data)
@@ -51,7 +51,7 @@ def left_behind(state: RunState) -> LeftBehind:
     failed = tuple(_complaining_since(state, left))
     if not failed:
         return LeftBehind()
-    # Enough if one had waited, or still does: the last beats of the others may be from before.
+    # One that had waited, or still does, is enough: the last heartbeats of the others may be from before.
     living = [rank for rank in state.ranks.values() if state.condition(rank) == "ok"]
     waited = any(is_stuck(rank, _outlived(rank, left)) for rank in failed)
     waits = any(is_stuck(rank, left) for rank in living)
@@ -60,7 +60,7 @@ def left_behind(state: RunState) -> LeftBehind:
 
 
 def left_before(state: RunState, failed_ns: int) -> list[RankState]:
-    """Ranks that had said goodbye, and not badly, when another lost its connection: it may have been to them."""
+    """Ranks that had said goodbye in order when another lost its connection, which may have been to them."""
     return [
         rank
         for rank in state.ranks.values()
@@ -72,7 +72,7 @@ def left_before(state: RunState, failed_ns: int) -> list[RankState]:
 
 
 def word_to_come(state: RunState, left: Iterable[RankState]) -> bool:
-    """Whether the exit code of one that has left may still be told: its process can be seen, and has not ended yet."""
+    """Whether the exit code of a rank that left may still come: its process is on this host and has not ended."""
     return any(
         rank.bye is not None
         and rank.bye.reason == EXIT
@@ -84,33 +84,27 @@ def word_to_come(state: RunState, left: Iterable[RankState]) -> bool:
 
 
 def blame_to_come(state: RunState) -> bool:
-    """Whether a rank has lost its connection to one that has left, and it is not told yet how that one ended."""
-    lost_ns = [
-        rank.bye_ns or 0
-        for rank in state.ranks.values()
-        if rank.bye is not None and state.condition(rank) == "failed" and is_complaint(rank.bye.text)
-    ]
+    """Whether a rank has lost its connection to one that left, whose exit code may still come."""
+    lost_ns = [rank.bye_ns or 0 for rank, _ in _complaining(state)]
     return bool(lost_ns) and word_to_come(state, left_before(state, max(lost_ns)))
 
 
+def _complaining(state: RunState) -> list[tuple[RankState, str]]:
+    """Ranks that failed with an exception about another rank, and its text."""
+    failed = [rank for rank in state.ranks.values() if state.condition(rank) == "failed"]
+    return [(rank, rank.bye.text) for rank in failed if rank.bye is not None and is_complaint(rank.bye.text)]
+
+
 def _complaining_since(state: RunState, left: Sequence[RankState]) -> list[RankState]:
-    """Those that have lost a connection, and not waited for a timeout, since these have left."""
-    since_ns = min((rank.bye_ns or 0 for rank in left), default=None)
-    if since_ns is None:
+    """Ranks that lost a connection, other than by a timeout, since the first of these left."""
+    if not left:
         return []
-    return [
-        rank
-        for rank in state.ranks.values()
-        if state.condition(rank) == "failed"
-        and rank.bye is not None
-        and (rank.bye_ns or 0) >= since_ns
-        and is_complaint(rank.bye.text)
-        and not is_timeout(rank.bye.text)
-    ]
+    since_ns = min(rank.bye_ns or 0 for rank in left)
+    return [rank for rank, text in _complaining(state) if (rank.bye_ns or 0) >= since_ns and not is_timeout(text)]
 
 
 def is_stuck(rank: RankState, left: Sequence[RankState]) -> bool:
-    """Whether it has been waiting in an all-reduce of a step that ranks which have ended never began."""
+    """Whether it has been waiting in the all-reduce of a step that the ranks which left never began."""
     beat = rank.beat
     if not left or beat is None or not in_sync(rank):
         return False
@@ -118,24 +112,24 @@ def is_stuck(rank: RankState, left: Sequence[RankState]) -> bool:
 
 
 def _outlived(rank: RankState, left: Sequence[RankState]) -> list[RankState]:
-    """Those that had left long enough before a rank failed to be told of as the ones that it waits for."""
+    """Those that left long enough before a rank failed to be the ones that it waited for."""
     return [each for each in left if (rank.bye_ns or 0) - (each.bye_ns or 0) > UnevenBatchLimits.STUCK_NS]
 
 
 def ended_in_order(rank: RankState) -> bool:
-    """Whether a rank that trains with others has said goodbye, and not badly: that is a matter of `rank-failed`."""
+    """Whether a rank that trains with others has said goodbye in order; other ends are up to `rank-failed`."""
     if rank.bye is None or rank.hello is None:
         return False
     return rank.bye.reason in ENDED and rank.hello.kind in KINDS and (rank.exit_code or 0) <= 0
 
 
 def tells_its_data(rank: RankState) -> bool:
-    """Whether it is known how much data its latest pass has."""
+    """Whether the length of its data in the latest epoch is known."""
     return rank.loader is not None and bool(rank.loader.length)
 
 
 def ran_out(sync_point: SyncPoint) -> list[RankState]:
-    """The ranks that are missing because their data has ended, in a pass in which others go on training."""
+    """Ranks that are missing because their data has ended, in an epoch in which others go on training."""
     missing = [each.rank for each in sync_point.missing]
     if not missing or not all(rank.at_end_of_data for rank in missing):
         return []
@@ -143,10 +137,10 @@ def ran_out(sync_point: SyncPoint) -> list[RankState]:
 
 
 def left_the_loop(sync_point: SyncPoint) -> list[RankState]:
-    """The ranks of a group that wait in a barrier at the end of their data, while the others train.
+    """Ranks of a group that wait in a barrier at the end of their data, while the others train.
 
-    A barrier in the middle of the data is another matter: `desync`. So is one that most wait in, because then one of
-    them has left it out; of as many, what is left of the others' data tells.
+    A barrier in the middle of the data is up to `desync`, and so is one in which the majority waits, as then the others
+    have left it out. Of equal numbers, the data left to the others decides.
     """
     left = [each.rank for each in sync_point.waiting if each.group.op == BARRIER and not in_sync(each.rank)]
     training = [each.rank for each in sync_point.waiting if in_sync(each.rank)]
@@ -157,15 +151,15 @@ def left_the_loop(sync_point: SyncPoint) -> list[RankState]:
 
 
 def in_sync(rank: RankState) -> bool:
-    """Whether it is in the communication of a step."""
+    """Whether it is in the all-reduce of a step."""
     return rank.beat is not None and rank.beat.phase == SYNC
 
 
 def _goes_on(rank: RankState, left: Sequence[RankState]) -> bool:
-    """Whether it trains, and has data left of the pass that these have ended."""
+    """Whether it trains, and has data left in the epoch that these have ended."""
     return in_sync(rank) and _has_data_left(rank, left)
 
 
 def _has_data_left(rank: RankState, left: Sequence[RankState]) -> bool:
-    passes = {loader.epoch for each in left if (loader := each.loader) is not None}
-    return not rank.at_end_of_data and rank.loader is not None and rank.loader.epoch in passes
+    epochs = {loader.epoch for each in left if (loader := each.loader) is not None}
+    return not rank.at_end_of_data and rank.loader is not None and rank.loader.epoch in epochs

@@ -1,9 +1,9 @@
-"""From which step to which a rank was slow, and whether that is over: odd steps of before and after do not count.
+"""Bounds of a slow episode by a log-likelihood ratio test (CUSUM).
 
-Each slow step speaks for a spell and each other one against it, by how likely the one and the other are inside of a
-spell and outside. A spell reaches to where most speaks for it, and is over when `LLR_THRESHOLD` speaks against it
-since. So one that is slow in all steps is over after a few others, and one that is slow now and then only after gaps
-that are far longer than its own.
+Each slow step adds the log-likelihood ratio of the episode's rate against the base rate, each other step subtracts. An
+episode reaches to the maximum of the sum, and has ended once the sum has fallen by `LLR_THRESHOLD` since. So a rank
+that was slow in all steps has ended after a few others, and one that is slow now and then only after gaps far longer
+than its own. Odd steps before and after do not count.
 """
 
 from __future__ import annotations
@@ -22,78 +22,77 @@ if TYPE_CHECKING:
     BoolArray = NDArray[np.bool_]
 
 ROUNDS: Final = 4
-"""How often it is slow inside of a spell is known when the spell is, and the other way round: it settles soon."""
+"""Rounds in which bounds and rate of the episode are estimated from each other; they converge sooner as a rule."""
 
 
 @dataclass(frozen=True)
 class Episode:
-    """Places in the steps that were looked at."""
+    """A slow episode, by positions in the tested steps."""
 
     first: int
     last: int
-    """Its last slow step; as long as it is not over, that is the latest of all."""
+    """Its last slow step; the latest of all as long as it has not ended."""
     ended: bool
-    """Whether the steps after it are such as they are outside of it."""
+    """Whether the steps since are at the base rate."""
 
 
 class _Segment(NamedTuple):
-    """Where slow steps are close to each other."""
+    """Slow steps that are close to each other."""
 
     first: int
     last: int
     slow: int
-    """How many steps of it are."""
+    """Number of slow steps."""
     weight: float
-    """How much speaks for it."""
+    """Log-likelihood ratio of the segment."""
 
 
 def episode_of(slow: BoolArray, base_rate: float, hiccup: int, period: int = 1, start: int = 0) -> Episode:
-    """Of a rank that is slow in at least one of the steps; `base_rate` = the part of them that is so anywhere. Fewer
-    slow ones together than `hiccup` are no spell beside a longer one. With a period only one step of each period is
-    looked at, from `start` on and before.
+    """The episode of a rank with at least one slow step; `base_rate` is the fraction of slow steps outside of it.
+
+    Segments with fewer slow steps than `hiccup` do not count beside a longer one. With a period only every k-th step is
+    tested, in phase with `start`.
     """
     start %= period
-    looked_at = slow[start::period]
-    # The first and the step after the last of each run of slow ones. Thousands are asked for, and `np.diff` is slow.
-    framed = np.zeros(len(looked_at) + 2, np.bool_)
-    framed[1:-1] = looked_at
+    tested = slow[start::period]
+    # First and end of each run of slow steps. `np.diff` would be slow for thousands of calls.
+    framed = np.zeros(len(tested) + 2, np.bool_)
+    framed[1:-1] = tested
     edges = np.flatnonzero(framed[1:] != framed[:-1]).tolist()
     begins, ends = edges[::2], edges[1::2]
     base_rate = min(base_rate, StragglerLimits.MAX_BASE_RATE)
-    reported = [_Segment(begins[0], ends[-1] - 1, int(np.count_nonzero(looked_at)), 0.0)]
+    segments = [_Segment(begins[0], ends[-1] - 1, int(np.count_nonzero(tested)), 0.0)]
     for _ in range(ROUNDS):
-        share = sum(stretch.slow for stretch in reported) / sum(
-            stretch.last - stretch.first + 1 for stretch in reported
-        )
-        for_it, against = _weights(share, base_rate)
-        before, reported = reported, _significant(_segments(begins, ends, for_it, against), hiccup // period)
-        if reported == before:
+        rate = sum(each.slow for each in segments) / sum(each.last - each.first + 1 for each in segments)
+        gain, loss = _weights(rate, base_rate)
+        before, segments = segments, _significant(_segments(begins, ends, gain, loss), hiccup // period)
+        if segments == before:
             break
-    # At any time since: an odd step does not call it back, more of them are a spell of their own.
-    since = np.cumsum(np.where(looked_at[reported[-1].last + 1 :], -for_it, against))
+    # At any time since: an odd step does not revoke the end, more of them are an episode of their own.
+    since = np.cumsum(np.where(tested[segments[-1].last + 1 :], -gain, loss))
     ended = bool(np.any(since >= StragglerLimits.LLR_THRESHOLD))
-    last = reported[-1].last if ended else ends[-1] - 1
-    return Episode(start + reported[0].first * period, start + last * period, ended)
+    last = segments[-1].last if ended else ends[-1] - 1
+    return Episode(start + segments[0].first * period, start + last * period, ended)
 
 
-def _weights(share: float, base_rate: float) -> tuple[float, float]:
-    """How much a slow step speaks for a spell, and any other against it."""
-    share = min(max(share, StragglerLimits.MIN_RATE_FACTOR * base_rate), StragglerLimits.MAX_SLOW_RATE)
-    return math.log(share / base_rate), math.log((1.0 - base_rate) / (1.0 - share))
+def _weights(rate: float, base_rate: float) -> tuple[float, float]:
+    """Log-likelihood ratios that a slow step adds and any other subtracts."""
+    rate = min(max(rate, StragglerLimits.MIN_RATE_FACTOR * base_rate), StragglerLimits.MAX_SLOW_RATE)
+    return math.log(rate / base_rate), math.log((1.0 - base_rate) / (1.0 - rate))
 
 
-def _segments(begins: list[int], ends: list[int], for_it: float, against: float) -> list[_Segment]:
-    """Runs of slow steps, taken together across gaps that do not speak against it too much."""
+def _segments(begins: list[int], ends: list[int], gain: float, loss: float) -> list[_Segment]:
+    """Runs of slow steps, joined across gaps that do not outweigh them."""
     found = []
     first = end = begins[0]
     last, slow, slow_upto_last, weight, most = end, 0, 0, 0.0, 0.0
     for begin, upto in zip(begins, ends, strict=True):
-        weight -= (begin - end) * against
+        weight -= (begin - end) * loss
         if slow and (weight <= 0.0 or most - weight >= StragglerLimits.LLR_THRESHOLD):
             found.append(_Segment(first, last, slow_upto_last, most))
             first, slow, weight, most = begin, 0, 0.0, 0.0
         slow += upto - begin
-        weight += (upto - begin) * for_it
+        weight += (upto - begin) * gain
         if weight > most:
             last, slow_upto_last, most = upto - 1, slow, weight
         end = upto
@@ -101,8 +100,8 @@ def _segments(begins: list[int], ends: list[int], for_it: float, against: float)
 
 
 def _significant(found: list[_Segment], hiccup: int) -> list[_Segment]:
-    """Those that are neither a hiccup nor a chance; where there are none, the longest, and the clearest."""
-    least_slow = min(hiccup, max(stretch.slow for stretch in found))
-    found = [stretch for stretch in found if stretch.slow >= least_slow]
-    least = min(StragglerLimits.LLR_THRESHOLD, max(stretch.weight for stretch in found))
-    return [stretch for stretch in found if stretch.weight >= least]
+    """Segments that are neither a hiccup nor chance; if there are none, the longest, and the most likely."""
+    least_slow = min(hiccup, max(segment.slow for segment in found))
+    found = [segment for segment in found if segment.slow >= least_slow]
+    least = min(StragglerLimits.LLR_THRESHOLD, max(segment.weight for segment in found))
+    return [segment for segment in found if segment.weight >= least]

@@ -1,13 +1,12 @@
-"""Which ranks have ended badly, which of them was first, and which only followed.
+"""Bad exits of ranks in order: first failures and secondary failures.
 
-One rank that dies takes the others along: their connections break, or the launcher ends them. Order comes from the
-viewer's clock, on which all ranks are heard, and is no finer than the signs of life, except where the end of a process
-was seen as it happened. Between ends that are closer, what an exception or an exit status says decides: one that
-complains of a peer, or that SIGTERM ended, was not the first; one that SIGKILL or a crash ended went by itself.
+A rank that dies takes the others along: their connections break, or the launcher ends them. The order comes from the
+viewer's clock and is as coarse as the heartbeat interval, unless an exit was observed as it happened. Between closer
+exits the exception or exit code decides: a rank that complains of a peer, or that SIGTERM ended, was not the first; one
+that SIGKILL or a crash ended went by itself.
 
-Where all ranks of a host were ended by the same signal within a moment, somebody has ended them all: in which order
-they were done is chance, and none of them began it. That one of them was asked by itself, and the launcher has asked
-the others at once, looks the same, and is told the same way.
+If one signal ended all ranks of a host within a moment, their order is chance and none is the root cause. A single rank
+that was signaled, with the launcher signaling the others at once, looks the same.
 """
 
 from __future__ import annotations
@@ -30,9 +29,9 @@ if TYPE_CHECKING:
 
 INTERRUPT: Final = "KeyboardInterrupt"
 _ASKED: Final = frozenset({-signal.SIGTERM, -signal.SIGINT, -signal.SIGHUP})
-"""Exit codes of those that a launcher, a scheduler or a person has ended."""
+"""Exit codes of processes that a launcher, a scheduler or a person ended."""
 
-# Of gloo, NCCL, c10d's store and the sockets beneath. A timeout is told of by the one that waited.
+# Errors of gloo, NCCL, c10d's store and the sockets beneath. A timeout is raised by the rank that waited.
 _PEER_ERROR: Final = re.compile(
     r"connection (was )?(closed|reset|refused|aborted)|broken pipe|socket (closed|error|timeout)"
     r"|remote (process|peer)|nccl\w*remoteerror|unhandled system error|failed to (recv|send)"
@@ -40,9 +39,8 @@ _PEER_ERROR: Final = re.compile(
     r"|distnetworkerror|diststoreerror",
     re.IGNORECASE,
 )
-
-# Of gloo, of NCCL's watchdog and of the store, in the exception that has ended a rank.
 _PLACE: Final = re.compile(r":\d{1,7} in \S")
+# Timeouts of gloo, of NCCL's watchdog and of the store.
 _TIMEOUT: Final = re.compile(
     r"timed out waiting \d+ ?ms|collective operation timeout|watchdog (caught|timeout)|application timeout caused pair"
     r"|wait timeout after \d+ ?ms|failed to pass monitoredbarrier",
@@ -50,30 +48,15 @@ _TIMEOUT: Final = re.compile(
 )
 
 How: TypeAlias = Literal["failed", "lost", "silent"]
-"""As `Condition` has it."""
-
-
+"""Conditions that are bad exits."""
 _HOLDS: Final = {
     "signal": "its process was stopped by a signal",
     "debugger": "a debugger has stopped its process",
     "disk": "its process waits in the kernel, for a disk or a driver",
 }
-
-
 FREE: Final = "nothing"
+"""Value of `held_by` for a process on this host that nothing keeps from running."""
 LOCKED: Final = "its process lives, but something in it holds Python's lock, or it gets no core"
-
-
-def what_holds(rank: RankState) -> str:
-    """In words, what keeps the process of a rank from running; empty = nothing, or it cannot be seen from here."""
-    return _HOLDS.get(rank.held_by, "")
-
-
-def why_no_heartbeat(rank: RankState) -> str:
-    """In words, why a rank says nothing whose process can be seen from here; empty = it cannot."""
-    return LOCKED if rank.held_by == FREE else what_holds(rank)
-
-
 _SIGNALS: Final = {
     signal.SIGKILL: "was killed",
     signal.SIGABRT: "was aborted by its own runtime",
@@ -85,8 +68,18 @@ _SIGNALS: Final = {
 }
 
 
+def what_holds(rank: RankState) -> str:
+    """In words, what keeps the process of a rank from running; empty = nothing, or it is on another host."""
+    return _HOLDS.get(rank.held_by, "")
+
+
+def why_no_heartbeat(rank: RankState) -> str:
+    """In words, why no heartbeat comes from a process on this host; empty = it is on another host."""
+    return LOCKED if rank.held_by == FREE else what_holds(rank)
+
+
 def how_ended(code: int) -> str:
-    """In words, what an exit code says: `was killed (SIGKILL)`."""
+    """An exit code in words: `was killed (SIGKILL)`."""
     if code >= 0:
         return f"ended with exit code {code}"
     try:
@@ -97,16 +90,15 @@ def how_ended(code: int) -> str:
 
 
 def why_failed(rank: RankState) -> str:
-    """What ended a rank that failed: its last words, or its exit code where it had none."""
+    """Why a rank failed: its exception, or its exit code if it sent none."""
     if rank.bye is not None and rank.bye.text:
         return rank.bye.text
     return f"exit code {rank.exit_code}, without an exception" if rank.exit_code else "an exception"
 
 
 def advice_on(causes: Sequence[End]) -> str:
-    """Where to look when others have ended after these."""
-    waited = [end for end in causes if end.rank.bye is not None and is_timeout(end.rank.bye.text)]
-    if waited:
+    """Advice on secondary failures after these causes."""
+    if waited := [end for end in causes if is_timeout(end.text)]:
         return f"{names_of(waited).capitalize()} had waited for another in vain: `timeout` says for whom."
     if any(end.aborted for end in causes):
         return f"{names_of(causes).capitalize()} need not be to blame: see what is said of the abort, and `desync`."
@@ -114,108 +106,112 @@ def advice_on(causes: Sequence[End]) -> str:
 
 
 def place_of(end: End) -> str:
-    """Where in the script it failed, as its last words tell, or its stack where it had none; empty = they do not."""
+    """Where in the script it failed, by its exception, or by its stack if it sent no goodbye; empty = not known."""
     if end.rank.bye is None:
-        late = end.rank.stack_ns is not None and end.at_ns - end.rank.stack_ns < RankLostLimits.MAX_STACK_AGE_NS
-        return top_of_stack(end.rank.stack) if late else ""
-    lines = end.rank.bye.text.split(PARTS)
-    places = [line for line in lines if _PLACE.search(line)]
+        recent = end.rank.stack_ns is not None and end.at_ns - end.rank.stack_ns < RankLostLimits.MAX_STACK_AGE_NS
+        return top_of_stack(end.rank.stack) if recent else ""
+    places = [line for line in end.text.split(PARTS) if _PLACE.search(line)]
     return next((place for place in places if "/torch/" not in place), places[0] if places else "")
 
 
 def names_of(ends: Sequence[End]) -> str:
-    """Their ranks in words."""
+    """The ranks of these exits, in words."""
     return ranks_text(end.rank.rank for end in ends)
 
 
 def is_timeout(text: str) -> bool:
-    """Whether an exception is that of somebody who has waited long enough."""
+    """Whether an exception is a timeout in a collective or in the store."""
     return _TIMEOUT.search(text) is not None
 
 
 def is_complaint(text: str) -> bool:
-    """Whether an exception is about the connection to another rank, or that of somebody who has waited for one."""
+    """Whether an exception is about another rank: a broken connection, or a timeout."""
     return _PEER_ERROR.search(text) is not None or is_timeout(text)
 
 
 @dataclass(frozen=True)
 class End:
-    """A rank that ended badly, or is no longer heard."""
+    """Bad exit of a rank, or its silence."""
 
     rank: RankState
     how: How
     at_ns: int
-    """Viewer's clock at its goodbye, or else at its last sign of life; where there was none, when its end was found. Of
-    those that were asked to end together, that of the first.
+    """Viewer's clock at its goodbye, or its last heartbeat, or the discovery of its end; of ranks that were signaled
+    together, that of the first.
     """
     complains_of_peer: bool = False
-    """Its exception is about the connection to another rank."""
+    """Whether its exception is about the connection to another rank."""
+
+    @property
+    def text(self) -> str:
+        """The exception in its goodbye; empty = it sent none."""
+        return self.rank.bye.text if self.rank.bye is not None else ""
 
     @property
     def code(self) -> int | None:
-        """The exit code of a process that is gone without a word; None = not known, or it has said why."""
+        """Exit code of a process without a goodbye; None = not known, or it sent one."""
         return self.rank.exit_code if self.how == "lost" else None
 
     @property
     def asked(self) -> bool:
-        """Whether it was asked to end, as a launcher asks the others when one is gone."""
+        """Whether a signal asked it to end, as launchers send to the others when one is gone."""
         return self.code in _ASKED
 
     @property
     def aborted(self) -> bool:
-        """Whether its own runtime has ended it: gloo does, when it receives what it does not expect."""
+        """Whether its own runtime aborted it: gloo does when it receives more than it expects."""
         return self.code == -signal.SIGABRT
 
     @property
     def own_error(self) -> bool:
-        """Whether an exception that is about no other rank, a kill, a crash or an exit has ended it."""
+        """Whether it ended by an exception that is not about a peer, a kill, a crash or an exit."""
         if self.how == "failed":
             return not self.complains_of_peer
         return self.code is not None and not self.asked and not self.aborted
 
     @property
     def seen(self) -> bool:
-        """Whether its end was seen as it happened."""
+        """Whether its end was observed as it happened."""
         return self.how == "lost" and self.rank.ended_ns is not None
 
 
 def is_interrupt(end: End) -> bool:
-    """Whether somebody has ended it from the keyboard, or by the signal that a keyboard sends."""
-    return end.how == "failed" and end.rank.bye is not None and end.rank.bye.text.startswith(INTERRUPT)
+    """Whether the keyboard interrupted it, or the signal that a keyboard sends."""
+    return end.how == "failed" and end.text.startswith(INTERRUPT)
 
 
 def is_innocent(end: End) -> bool:
-    """Whether it need not be to blame, though it was the first: it had waited in vain, or its runtime aborted it."""
-    return end.aborted or (end.rank.bye is not None and is_timeout(end.rank.bye.text))
+    """Whether it need not be the root cause, though it was the first: it timed out, or its runtime aborted it."""
+    return end.aborted or is_timeout(end.text)
 
 
 @dataclass(frozen=True)
 class Endings:
-    """All bad ends so far, in order."""
+    """All bad exits so far, in order."""
 
     first: tuple[End, ...] = ()
-    """Those that went by themselves, as far as can be told."""
+    """First failures, as far as is known."""
     later: tuple[tuple[End, End], ...] = ()
-    """Those that followed, each with the one it followed."""
+    """Secondary failures, each with its cause."""
 
     def causes(self, how: frozenset[How] | None = None) -> tuple[End, ...]:
-        """What those that followed may have followed: where the first have no order, all of them."""
+        """Possible causes of the secondary failures: of first failures without an order, all."""
         followed = [cause for end, cause in self.later if how is None or end.how in how]
         return tuple(end for end in self.first if any(end is each or without_order(end, each) for each in followed))
 
 
 def endings(state: RunState, silent_s: float) -> Endings:
-    """Tell the first from those that followed.
+    """Bad exits of a run, first and secondary failures apart.
 
-    An end counts once every rank that seems to live was heard after it: till then one of them may be gone, too, and
-    have been the first.
+    An exit counts once a heartbeat of every living rank has come after it: until then one of them may have been the
+    first failure.
     """
     found: list[End] = []
     received_ns: int | None = None
     for rank in state.ranks.values():
         how = state.condition(rank)
         if how == "failed" and rank.bye is not None:
-            found.append(End(rank, "failed", rank.bye_ns or 0, _PEER_ERROR.search(rank.bye.text) is not None))
+            found.append(End(rank, "failed", rank.bye_ns or 0, bool(_PEER_ERROR.search(rank.bye.text))))
         elif how == "lost":
             at_ns = next(each for each in (rank.ended_ns, rank.last_received_ns, rank.gone_ns, 0) if each is not None)
             found.append(End(rank, "lost", at_ns))
@@ -223,13 +219,11 @@ def endings(state: RunState, silent_s: float) -> Endings:
             found.append(End(rank, "silent", rank.last_received_ns or 0))
         elif how in {"ok", "paused"} and rank.last_received_ns is not None:
             received_ns = rank.last_received_ns if received_ns is None else min(received_ns, rank.last_received_ns)
-    if not found:
-        return Endings()
     return _in_order(_asked_together([end for end in found if _is_settled(end, received_ns)]))
 
 
 def _has_no_heartbeat(state: RunState, last_received_ns: int | None, silent_s: float) -> bool:
-    """Whether a rank is silent by itself. Not if it was heard as long as the relay was through which it is heard."""
+    """Whether the silence is the rank's own, and not that of its relay."""
     if last_received_ns is None or state.no_heartbeat_ns(last_received_ns) <= silent_s * 1e9:
         return False
     return not state.relay_lost or last_received_ns < state.relay_ns - LivenessLimits.NO_HEARTBEAT_NS
@@ -241,23 +235,23 @@ def _is_settled(end: End, received_ns: int | None) -> bool:
 
 
 def _asked_together(ends: list[End]) -> list[End]:
-    """The ends, with one moment for those that the same signal has ended one after another. Not on a host where another
-    rank has ended otherwise, or complains: it was reached by something before the signal.
+    """The exits, with one time for those that the same signal ended one after another. Not on a host with another kind
+    of exit: something came before the signal.
     """
     codes: dict[str, set[int | None]] = {}
     for end in ends:
         codes.setdefault(end.rank.host, set()).add(end.code if end.asked else None)
-    moments_ns: dict[int, tuple[int, int]] = {}
-    """By exit code, that of the first and that of the last so far."""
+    spans_ns: dict[int, tuple[int, int]] = {}
+    """By exit code, times of the first and the last exit so far."""
     placed = []
     for end in sorted(ends, key=lambda end: end.at_ns):
         code = end.code if len(codes[end.rank.host]) == 1 and end.asked else None
         if code is None:
             placed.append(end)
             continue
-        first_ns, last_ns = moments_ns.get(code, (end.at_ns, end.at_ns))
+        first_ns, last_ns = spans_ns.get(code, (end.at_ns, end.at_ns))
         first_ns = first_ns if end.at_ns - last_ns <= RankLostLimits.ASKED_GAP_NS else end.at_ns
-        moments_ns[code] = first_ns, end.at_ns
+        spans_ns[code] = first_ns, end.at_ns
         placed.append(replace(end, at_ns=first_ns))
     return placed
 
@@ -278,19 +272,19 @@ def _in_order(ends: list[End]) -> Endings:
 
 
 def _place(end: End) -> tuple[int, int]:
-    """By time; of ends without an order one with an error of its own comes before, and one that complains after."""
+    """Sort key: time; of exits without an order, own errors first and complaints last."""
     lead = 1 if end.own_error else -1 if end.complains_of_peer or end.asked else 0
     return end.at_ns - lead * RankLostLimits.ORDER_NS, end.rank.rank
 
 
 def _follows(end: End, cause: End) -> bool:
-    """Whether the end is explained by another that is not placed behind it."""
+    """Whether an exit is a secondary failure of another that is not sorted after it."""
     if end.rank.last_received_ns is None:
-        # It was gone before anything was heard of it.
+        # It was gone before its first message.
         return False
     after_ns = end.at_ns - cause.at_ns
     if end.complains_of_peer:
-        # It may have waited for its connection's timeout, however long that is.
+        # It may have waited for the timeout of its connection, however long that is.
         return not cause.complains_of_peer or RankLostLimits.ORDER_NS < after_ns <= RankLostLimits.FOLLOWS_NS
     if cause.how == "silent" or after_ns > RankLostLimits.FOLLOWS_NS:
         return False
@@ -302,7 +296,7 @@ def _follows(end: End, cause: End) -> bool:
 
 
 def without_order(end: End, other: End) -> bool:
-    """Whether two ranks were lost so close together that it cannot be told which was first."""
+    """Whether two ranks were lost too close together to know which was first."""
     return (end.how, other.how) == ("lost", "lost") and abs(end.at_ns - other.at_ns) <= _apart_ns(end, other)
 
 

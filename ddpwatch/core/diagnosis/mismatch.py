@@ -1,9 +1,8 @@
-"""In which operations the ranks were when their connections broke.
+"""Mismatched collectives: the operations that ranks were in when their connections broke.
 
-gloo aborts a process that receives more than it expects, which is what happens when ranks are in different operations.
-The one that is aborted need not be the wrong one: it is the one whose operation was the smaller. What the others were
-in they tell with their last words; and those that a launcher ends before they come to that, when a viewer on their host
-sees the abort and asks at once.
+gloo aborts a process that receives more than it expects, as happens when ranks are in different operations. The aborted
+rank need not be the wrong one: its operation was the smaller. The others report theirs in their goodbye, or, if a
+launcher ends them before, when a viewer on their host sees the abort and requests it.
 """
 
 from __future__ import annotations
@@ -20,30 +19,31 @@ if TYPE_CHECKING:
 
 
 _Key: TypeAlias = tuple[str, int, str, str]
-"""Of an operation: group, number, name, sizes."""
+"""An operation: group, sequence number, name, shape."""
 _SPOT: Final = re.compile(r"([^/\s(]+):(\d{1,7})\b")
+"""File name and line number."""
 
 
 @dataclass(frozen=True)
 class OpMismatch:
-    """Ranks that lost each other, by the operation that they were in."""
+    """Ranks with broken connections, grouped by the operation that they were in."""
 
     op_groups: tuple[tuple[End, ...], ...]
-    """The largest first. Those that were aborted are in the camp where they belong by its size, if there are two."""
+    """The largest first. Of two, the one with the smaller operation has the aborted ranks."""
     ops: tuple[Collective, ...]
-    """What each camp was in."""
+    """The operation of each group."""
     aborted: tuple[End, ...]
-    """Those that their own runtime has ended."""
+    """Ranks that their own runtime aborted."""
     unplaced: tuple[End, ...] = ()
-    """Those of them that are in no camp."""
+    """Aborted ranks that are in none of the groups."""
     unreported: tuple[End, ...] = ()
-    """Those that were ended before they could tell what they were in."""
+    """Ranks that ended before they could report their operation."""
     unseen: tuple[End, ...] = ()
-    """Those of them whose end nobody saw: they may have been aborted, killed, or ended by the launcher."""
+    """Those of them whose end was not observed: they may have been aborted, killed, or ended by the launcher."""
 
     @property
     def minority(self) -> tuple[End, ...]:
-        """The few, where it is certain that they are; empty = it cannot be told who is wrong."""
+        """Ranks outside of the largest group, if it has more than all others; empty = no majority is known."""
         elsewhere = sum(map(len, self.op_groups[1:])) + len(self.unplaced) + len(self.unreported)
         if len(self.op_groups) < 2 or len(self.op_groups[0]) <= elsewhere:
             return ()
@@ -51,27 +51,26 @@ class OpMismatch:
 
 
 def mismatch_at_end(endings: Endings) -> OpMismatch | None:
-    """What the ranks were in; None where something else explains the end, or nothing has broken."""
+    """Operations of the ranks at the end; None = something else explains it, or no connection broke."""
     ends = [*endings.first, *(end for end, _ in endings.later)]
-    broken = [end for end in ends if end.complains_of_peer and not is_timeout(_text(end))]
-    aborted = tuple(end for end in ends if end.aborted)
-    if any(end.own_error or end.how == "silent" or is_timeout(_text(end)) for end in ends):
+    if any(end.own_error or end.how == "silent" or is_timeout(end.text) for end in ends):
         return None
-    left = [*broken, *(end for end in ends if aborted and end.asked)]
-    since_ns = min((end.at_ns for end in aborted), default=None)
-    words = [(end, reported) for end in left if (reported := _ops(end, since_ns))]
+    aborted = tuple(end for end in ends if end.aborted)
+    left = [end for end in ends if end.complains_of_peer] + [end for end in ends if aborted and end.asked]
     if not left:
         return None
+    since_ns = min((end.at_ns for end in aborted), default=None)
+    reports = [(end, reported) for end in left if (reported := _ops(end, since_ns))]
     by_op: dict[_Key, list[End]] = {}
     ops: dict[_Key, Collective] = {}
-    for (end, _), op in zip(words, _ops_at_end([reported for _, reported in words]), strict=True):
+    for (end, _), op in zip(reports, _ops_at_end([reported for _, reported in reports]), strict=True):
         key = (op.group, op.seq, op.op, op.shape)
         by_op.setdefault(key, []).append(end)
         ops[key] = op
-    # A viewer that was there when it ended knows more.
+    # A viewer on their host would have observed their exit codes.
     unseen = [end for end in ends if end.how == "lost" and end.code is None]
     unreported = _join_by_place(by_op, [end for end in [*left, *unseen] if not _ops(end, since_ns)])
-    # Aborted by another reason, or others were ended before they could tell.
+    # Else they were aborted for another reason, or the others ended before they could report.
     placed = _smaller(ops) if len(ops) == 2 else None
     if placed is not None:
         by_op[placed] += aborted
@@ -87,15 +86,14 @@ def mismatch_at_end(endings: Endings) -> OpMismatch | None:
 
 
 def _join_by_place(by_op: dict[_Key, list[End]], unreported: list[End]) -> list[End]:
-    """Put those who have not told their operation to those who were at the same place in the script; who is left."""
-    op_groups: dict[tuple[str, str], set[_Key]] = {}
+    """Add ranks without a reported operation to those at the same line of the script; return the rest."""
+    by_line: dict[str, set[_Key]] = {}
     for key, ends in by_op.items():
-        for place in filter(None, map(_spot, ends)):
-            op_groups.setdefault(place, set()).add(key)
+        for line in filter(None, map(_line, ends)):
+            by_line.setdefault(line, set()).add(key)
     left = []
     for end in unreported:
-        spot = _spot(end)
-        keys = op_groups.get(spot, set()) if spot is not None else set()
+        keys = by_line.get(_line(end), set())
         if len(keys) == 1:
             by_op[next(iter(keys))].append(end)
         else:
@@ -103,28 +101,28 @@ def _join_by_place(by_op: dict[_Key, list[End]], unreported: list[End]) -> list[
     return left
 
 
-def _spot(end: End) -> tuple[str, str] | None:
-    """File and line that it was at; None = not told."""
+def _line(end: End) -> str:
+    """File and line that it was at; empty = not known."""
     found = _SPOT.search(place_of(end))
-    return (found[1], found[2]) if found else None
+    return found[0] if found else ""
 
 
-def _ops_at_end(words: list[list[Collective]]) -> list[Collective]:
-    """Of each rank the operation that it broke in. Some are ahead, having joined more without waiting: where all are in
-    the same group, it is the last one that all have joined.
+def _ops_at_end(reports: list[list[Collective]]) -> list[Collective]:
+    """The operation in which each rank broke. Ranks may have joined more without waiting: if all are in the same group,
+    it is the last one that all have joined.
     """
-    last = [ops[-1] for ops in words]
+    last = [ops[-1] for ops in reports]
     if len({op.group for op in last}) > 1:
         return last
     seq = min((op.seq for op in last), default=0)
     return [
         next((op for op in ops if op.group == mine.group and op.seq == seq), mine)
-        for ops, mine in zip(words, last, strict=True)
+        for ops, mine in zip(reports, last, strict=True)
     ]
 
 
 def _smaller(ops: dict[_Key, Collective]) -> _Key | None:
-    """Of two operations of one kind the one with less data: who is in it receives more than it expects."""
+    """Of two operations with the same name the one with less data: its ranks receive more than they expect."""
     (one, first), (other, second) = ops.items()
     if first.op != second.op or first.bytes == second.bytes or not (first.bytes and second.bytes):
         return None
@@ -132,16 +130,9 @@ def _smaller(ops: dict[_Key, Collective]) -> _Key | None:
 
 
 def _ops(end: End, since_ns: int | None) -> list[Collective]:
-    """Its last operations, as it said at its end, or when it was asked after another was aborted, which was then; what
-    it told before may be long ago.
-    """
+    """Its last operations, from its goodbye, or reported since the first abort; older ones may be past."""
     rank = end.rank
     if rank.bye is not None and rank.bye.collectives:
         return rank.bye.collectives
-    reported_ns = rank.collectives_ns
-    answered = since_ns is not None and reported_ns is not None and reported_ns >= since_ns
-    return rank.stack.collectives if answered and rank.stack is not None else []
-
-
-def _text(end: End) -> str:
-    return end.rank.bye.text if end.rank.bye is not None else ""
+    recent = since_ns is not None and rank.collectives_ns is not None and rank.collectives_ns >= since_ns
+    return rank.stack.collectives if recent and rank.stack is not None else []

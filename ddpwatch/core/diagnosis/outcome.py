@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 from ddpwatch.core import rules
-from ddpwatch.core.alerts.hangs import NOT_KNOWN, is_over, is_suspect, last_hang
+from ddpwatch.core.alerts.hangs import AGENT_OFF, is_over, is_suspect, last_hang
 from ddpwatch.core.alerts.model import Severity
 from ddpwatch.core.diagnosis.early_exit import left_before
 from ddpwatch.core.diagnosis.exits import endings, is_complaint, is_innocent, is_interrupt, is_timeout
@@ -27,7 +27,7 @@ EXPLAINING: Final = (rules.DESYNC, rules.UNEVEN_BATCH, rules.TIMEOUT, rules.STAL
 """Rules that explain why ranks waited for each other in vain, the most specific first."""
 
 Ending: TypeAlias = Literal["going on", "well", "badly", "unknown"]
-"""`going on` = a rank is still training, or none was heard yet; `unknown` = the agent switched itself off before."""
+"""`going on` = a rank is training, or no heartbeat has come yet; `unknown` = the agent switched itself off before."""
 Reason: TypeAlias = Literal[
     "interrupted", "signal", "never heard", "left", "mismatch", "not joined", "ended first", "own end"
 ]
@@ -84,7 +84,7 @@ def outcome_of(state: RunState, alerts: Iterable[Alert], limits: Limits = DEFAUL
     exits = endings(state, limits.rank_lost.silent_s)
     bad = _bad_ranks(state, conditions, exits, live=live)
     left = tuple(rank for rank, condition in conditions.items() if condition == "ended")
-    off = tuple(rank for rank in left if (bye := state.ranks[rank].bye) is not None and bye.reason == NOT_KNOWN)
+    off = tuple(rank for rank in left if (bye := state.ranks[rank].bye) is not None and bye.reason == AGENT_OFF)
     explained_by = _explanation(alerts)
     reported_by = None if len(left) == len(conditions) else alert_of_bad_end(alerts, over=bool(left) and not live)
     suspects = [alert for alert in alerts if alert.closed is None and is_suspect(alert.finding)]

@@ -1,4 +1,4 @@
-"""What a stack says in few words: where the training itself is, not the library beneath it."""
+"""A Python stack in a few words: the line of the training script, not of the library beneath it."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ if TYPE_CHECKING:
     from ddpwatch.wire import Stack, StackFrame, ThreadStack
 
 LIBRARIES: Final = ("/site-packages/", "/dist-packages/", "/lib/python", "/ddpwatch/agent/", "<frozen ")
+"""Parts of paths of files that are not the user's own."""
 
 
 def training_thread(stack: Stack | None) -> ThreadStack | None:
-    """The thread that trains, if it was told."""
+    """The thread that trains, if it is in the stack."""
     return next((thread for thread in stack.threads if thread.training), None) if stack is not None else None
 
 
@@ -28,5 +29,5 @@ def top_of_stack(stack: Stack | None) -> str:
 
 
 def is_library(frame: StackFrame) -> bool:
-    """Whether the call is in Python or an installed package, and not in the user's own code."""
+    """Whether the call is in Python or an installed package."""
     return any(part in frame.file for part in LIBRARIES)

@@ -1,15 +1,14 @@
-"""Ranks that have given up waiting, and whom they had waited for.
+"""Ranks that timed out in a collective, and the ranks that they had waited for.
 
-A rank that gives up has left its operation by then. How far each one had got is told by its last sign of life, and by
-its last words, which a viewer that comes later can still read: so both come to the same answer. So it is with ranks
-that had met under the same number, each in another operation.
+A rank that times out has left its operation. Its progress is known from its last heartbeat and from its goodbye, which
+a viewer that attaches later can still read, so that both come to the same answer.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from ddpwatch.core.diagnosis.arrivals import GroupMember, SyncPoint, minority_of, roots
 from ddpwatch.core.diagnosis.exits import is_complaint, is_timeout
@@ -23,17 +22,20 @@ if TYPE_CHECKING:
     from ddpwatch.core.state.run import RunState
     from ddpwatch.wire import Collective
 
+_Progress: TypeAlias = "dict[str, list[tuple[RankState, Group]]]"
+"""By name of a process group, each of its ranks with its last progress."""
+
 
 @dataclass(frozen=True)
 class GivingUp:
-    """Who has given up, and the groups where it began."""
+    """Ranks that timed out, and the process groups that are the root cause."""
 
     ranks: tuple[RankState, ...]
     began: tuple[SyncPoint, ...]
     split: SyncPoint | None = None
-    """The group in which they had met, and did not mean the same; None = none is known."""
+    """The group whose ranks were in different operations under one sequence number; None = none is known."""
     unreported: int = 0
-    """Ranks of that group of which it is not known what they meant."""
+    """Ranks of that group whose operation is not known."""
 
     @property
     def crossed(self) -> bool:
@@ -42,7 +44,7 @@ class GivingUp:
 
     @cached_property
     def culprits(self) -> Sequence[GroupMember]:
-        """Those that had joined the fewest operations; empty = it cannot be told."""
+        """Ranks that had joined the fewest operations; empty = not known."""
         if self.split is not None:
             most, second, *_ = self.split.op_groups
             return self.split.minority if len(most) > len(second) + self.unreported else []
@@ -55,7 +57,7 @@ class GivingUp:
 
     @property
     def rests_on(self) -> str:
-        """What is known of how far the ranks had got, and from where."""
+        """In words, the sources of what is known about the progress of the ranks."""
         sync_points = self.began if self.split is None else (self.split,)
         known = {each.rank.rank: each.rank for sync_point in sync_points for each in sync_point.members}
         words = [rank for rank, state in known.items() if state.bye is not None and state.bye.collectives]
@@ -65,13 +67,17 @@ class GivingUp:
 
 
 def giving_up(state: RunState) -> GivingUp | None:
-    """Who has given up, and for whom they had waited; None = nobody has."""
+    """Ranks that timed out, and the ranks that they had waited for; None = none did."""
     ranks = tuple(rank for rank in state.ranks.values() if _complains(rank))
     if not ranks:
         return None
-    split = _split(state)
+    progress: _Progress = {}
+    for rank in state.ranks.values():
+        for group in _last_groups(rank):
+            progress.setdefault(group.name, []).append((rank, group))
+    split = _split(progress)
     if split is None:
-        return GivingUp(ranks, tuple(_began(state)))
+        return GivingUp(ranks, tuple(_began(progress)))
     size = split.members[0].group.size or len(state.ranks)
     return GivingUp(ranks, (), split, max(0, size - sum(map(len, split.op_groups))))
 
@@ -82,46 +88,38 @@ def _complains(rank: RankState) -> bool:
     return rank.bye is not None and rank.bye.reason == "failed" and is_timeout(rank.bye.text)
 
 
-def _began(state: RunState) -> list[SyncPoint]:
-    """The groups where it began. Every rank is taken to have waited wherever it was ahead of another: that operation
-    cannot have completed.
+def _began(progress: _Progress) -> list[SyncPoint]:
+    """Root causes by last progress. A rank that was ahead of another must have waited: the operation cannot have
+    completed.
     """
-    by_name: dict[str, list[GroupMember]] = {}
-    for rank in state.ranks.values():
-        for group in _last_groups(rank):
-            by_name.setdefault(group.name, []).append(GroupMember(rank, group, 0))
     held = []
-    for name, members in by_name.items():
-        front = max(member.group.enqueued for member in members)
-        ahead = (replace(each, age_ns=int(each.group.enqueued == front)) for each in members)
-        sync_point = SyncPoint(name, tuple(ahead))
+    for name, known in progress.items():
+        front = max(group.enqueued for _, group in known)
+        members = tuple(GroupMember(rank, group, age_ns=int(group.enqueued == front)) for rank, group in known)
+        sync_point = SyncPoint(name, members)
         if sync_point.missing:
             held.append(sync_point)
     return roots(held, held, lambda member: member.age_ns > 0) if held else []
 
 
-def _split(state: RunState) -> SyncPoint | None:
-    """The group whose ranks had all come to an operation, and not to the same; None = there is none."""
-    by_name: dict[str, list[tuple[RankState, Group, dict[int, Group]]]] = {}
-    for rank in state.ranks.values():
-        for group in _last_groups(rank):
-            by_name.setdefault(group.name, []).append((rank, group, _waited_in(rank, group)))
-    for name, known in by_name.items():
-        seq = min((min(ops) for _, _, ops in known if ops), default=None)
-        if seq is None or any(group.enqueued < seq for _, group, _ in known):
-            continue  # somebody had not come
-        met = tuple(GroupMember(rank, ops[seq], 1) for rank, _, ops in known if seq in ops)
-        sync_point = SyncPoint(name, met)
+def _split(progress: _Progress) -> SyncPoint | None:
+    """The group whose ranks had all joined an operation, but not the same one; None = there is none."""
+    for name, known in progress.items():
+        waited = [(rank, _waited_in(rank, group)) for rank, group in known]
+        seq = min((min(ops) for _, ops in waited if ops), default=None)
+        if seq is None or any(group.enqueued < seq for _, group in known):
+            continue  # a rank had not joined
+        sync_point = SyncPoint(name, tuple(GroupMember(rank, ops[seq], 1) for rank, ops in waited if seq in ops))
         if len(sync_point.op_groups) > 1:
             return sync_point
     return None
 
 
 def _waited_in(rank: RankState, group: Group) -> dict[int, Group]:
-    """By number, the operations of a group that a rank may have waited for; empty = it did not wait in this one.
+    """By sequence number, the operations of a group that a rank may have waited for; empty = it did not wait in it.
 
-    Its beat tells the one, as long as it was in it. Last words tell all that it had joined, of which the last counts:
-    gloo calls an operation done that has failed.
+    A heartbeat has the one it was in. A goodbye has all that it had joined, of which the last counts: gloo marks failed
+    operations as completed.
     """
     words = rank.bye.collectives if rank.bye is not None and is_complaint(rank.bye.text) else []
     reported = {each.seq: _as_group(group, each) for each in words if each.group == group.name}
@@ -140,7 +138,7 @@ def _as_group(group: Group, reported: Collective) -> Group:
 
 
 def _last_groups(rank: RankState) -> list[Group]:
-    """How far it had got in each group, by whatever it said last."""
+    """Its progress in each group, from its heartbeat or goodbye, whichever is further."""
     groups = {group.name: group for group in rank.beat.groups} if rank.beat is not None else {}
     for reported in rank.bye.collectives if rank.bye is not None else ():
         known = groups.get(reported.group)

@@ -29,7 +29,7 @@ FINER: Final = 10
 
 
 def bins(values: FloatArray) -> NDArray[np.int64]:
-    """The bin of each value."""
+    """Bin of each value."""
     found: NDArray[np.int64] = np.rint(np.log(np.maximum(values, 1.0)) / np.log(FINE)).astype(np.int64)
     return np.minimum(found, BINS - 1)
 
@@ -98,7 +98,7 @@ class MergingColumns:
         self._kept[name] = np.full((self._max_columns, *shape), _REDUCERS[how][1], dtype=dtype), how
 
     def __getitem__(self, name: str) -> NDArray[Any]:
-        """The columns in use."""
+        """The columns in use of an array."""
         return self._kept[name][0][: self.used]
 
     @property

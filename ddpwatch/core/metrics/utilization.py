@@ -1,6 +1,6 @@
-"""How hard the machines worked over a whole run: GPUs, and CPU and memory of the ranks. Its size is fixed.
+"""Utilization of GPUs, and CPU and memory of ranks, over a whole run in constant memory.
 
-To be shown the state often enough that no moment of a GPU has left its history: every few minutes.
+`sample` must be called at least every few minutes, before GPU readings leave their history.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from ddpwatch.core.metrics.histogram import MergingColumns
-from ddpwatch.core.state.gpu import THROTTLE_REASONS
+from ddpwatch.core.metrics.histogram import How, MergingColumns
+from ddpwatch.core.state.gpu import NOT_REPORTED, THROTTLE_REASONS
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -22,70 +22,78 @@ if TYPE_CHECKING:
 COLUMNS: Final = 120
 FIRST_WIDTH_NS: Final = 1_000_000_000
 MAX_BETWEEN_NS: Final = 60_000_000_000
-"""Even of very many ranks two minutes of their GPUs are kept."""
+"""Longest sampling interval: even with very many ranks two minutes of GPU history are kept."""
 MAX_DEVICES: Final = 16_384
-"""GPUs of the whole run that are told apart."""
+"""Maximum number of GPUs of a run."""
 GPU_FIGURES: Final = ("util_percent", "used_bytes", "power_mw", "temperature_c")
 RANK_FIGURES: Final = ("cpu_percent", "rss_bytes")
 FIGURES: Final = (*GPU_FIGURES, *RANK_FIGURES)
+_REDUCED: Final[tuple[How, ...]] = ("sum", "min", "max")
 
 
 @dataclass
 class DeviceUtilization:
-    """One GPU, or one rank: each figure as count, sum and the most."""
+    """Count, sum and maximum of each figure of one GPU, or of one rank."""
 
     rank: int
     device: str
-    """Empty = this is the rank itself."""
+    """Empty = the rank itself."""
     name: str = ""
     total_bytes: int | None = None
     counts: dict[str, int] = field(default_factory=dict)
     sums: dict[str, float] = field(default_factory=dict)
     most: dict[str, float] = field(default_factory=dict)
     held_moments: int = 0
-    """Moments of which it is known what held the clocks down."""
+    """Number of moments with known throttle reasons."""
     held: dict[str, int] = field(default_factory=dict)
-    """By reason, moments in which it did."""
+    """Number of moments by throttle reason."""
     seen_ns: int = -1
 
     def put(self, name: str, values: NDArray[np.float32] | NDArray[np.float64]) -> None:
-        """Take some values of a figure in; nan = not read."""
+        """Add values of a figure; NaN = not read."""
         known = values[np.isfinite(values)]
         if len(known):
             self.counts[name] = self.counts.get(name, 0) + len(known)
             self.sums[name] = self.sums.get(name, 0.0) + float(known.sum(dtype=np.float64))
             self.most[name] = max(self.most.get(name, 0.0), float(known.max()))
 
+    def put_throttle(self, held: NDArray[np.int8]) -> None:
+        """Add throttle bits as in `GpuHistory.held`."""
+        known = held[held != NOT_REPORTED]
+        self.held_moments += len(known)
+        for bit, reason in enumerate(THROTTLE_REASONS):
+            if times := int(((known >> bit) & 1).sum()):
+                self.held[reason] = self.held.get(reason, 0) + times
+
     def mean(self, name: str) -> float | None:
-        """Of a figure; None = it was never read."""
+        """Mean of a figure; None = never read."""
         return self.sums[name] / self.counts[name] if name in self.counts else None
 
     @property
     def held_share(self) -> float | None:
-        """Part of the moments in which clocks were held down, by the reason that did most; None = not known."""
+        """Fraction of the moments throttled by the most frequent reason; None = not known."""
         return max(self.held.values(), default=0) / self.held_moments if self.held_moments else None
 
 
 class Utilization:
-    """All GPUs and ranks of a run, each for itself, and together over time."""
+    """Utilization of all GPUs and ranks, each by itself, and together over time."""
 
     def __init__(self, every_ns: int = 0) -> None:
-        """Begin with none. Looks that come sooner than `every_ns` after another are passed over."""
+        """Calls of `sample` within `every_ns` of the last one are skipped."""
         self._every_ns = min(every_ns, MAX_BETWEEN_NS)
         self._due_ns = 0
         self._fresh: dict[str, list[tuple[NDArray[np.int64], NDArray[np.float64]]]] = {}
-        """What this look has found, by figure: times and values."""
+        """Times and values of this sample, by figure."""
         self.gpus: dict[tuple[int, str], DeviceUtilization] = {}
         self.ranks: dict[int, DeviceUtilization] = {}
         self.over_time = MergingColumns(COLUMNS, FIRST_WIDTH_NS)
         for name in FIGURES:
-            for what in ("count", "sum"):
-                self.over_time.keep(f"{name}.{what}")
-            self.over_time.keep(f"{name}.min", "min")
-            self.over_time.keep(f"{name}.max", "max")
+            self.over_time.keep(f"{name}.count")
+            for how in _REDUCED:
+                self.over_time.keep(f"{name}.{how}", how)
 
     def sample(self, state: RunState, *, last: bool = False) -> None:
-        """Take in what has come since the last look; `last` = there will be no other."""
+        """Add everything since the last sample; `last` = also if it is not due."""
         if not state.now_ns or (state.now_ns < self._due_ns and not last):
             return
         self._due_ns = state.now_ns + self._every_ns
@@ -93,14 +101,13 @@ class Utilization:
             self._sample_beat(rank)
             for device in rank.gpus.histories:
                 self._sample_gpu(rank, device, state.now_ns)
-        self._spread()
+        self._flush()
 
     def curve(self, name: str) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
-        """The mean, the least and the most of a figure by columns; nan where it was not read."""
-        counts, sums = self.over_time[f"{name}.count"], self.over_time[f"{name}.sum"]
-        known = np.where(counts > 0, counts, np.nan)
-        least, most = (self.over_time[f"{name}.{what}"] for what in ("min", "max"))
-        return sums / known, np.where(counts > 0, least, np.nan), np.where(counts > 0, most, np.nan)
+        """Mean, minimum and maximum of a figure by column; NaN where it was not read."""
+        counts = self.over_time[f"{name}.count"]
+        sums, least, most = (np.where(counts > 0, self.over_time[f"{name}.{how}"], np.nan) for how in _REDUCED)
+        return sums / np.maximum(counts, 1), least, most
 
     def _sample_beat(self, rank: RankState) -> None:
         beat, last_received_ns = rank.beat, rank.last_received_ns
@@ -116,11 +123,9 @@ class Utilization:
 
     def _sample_gpu(self, rank: RankState, device: str, now_ns: int) -> None:
         history, latest = rank.gpus.histories[device], rank.gpus.latest
-        load = self.gpus.get((rank.rank, device))
-        if load is None:
-            if len(self.gpus) >= MAX_DEVICES:
-                return
-            load = self.gpus[rank.rank, device] = DeviceUtilization(rank.rank, device)
+        if (rank.rank, device) not in self.gpus and len(self.gpus) >= MAX_DEVICES:
+            return
+        load = self.gpus.setdefault((rank.rank, device), DeviceUtilization(rank.rank, device))
         times_ns = history.times_ns()
         fresh = times_ns > load.seen_ns
         if not fresh.any():
@@ -129,27 +134,20 @@ class Utilization:
         for gpu in latest.gpus if latest is not None else ():
             if gpu.device == device:
                 load.name, load.total_bytes = gpu.name, gpu.total_bytes
-        # The rank's clock and the viewer's differ by what does not change: the last reading has just come.
+        # The offset between the rank's clock and the viewer's is constant: the last reading has just arrived.
         when_ns = times_ns[fresh] - load.seen_ns + (rank.gpus.received_ns or now_ns)
         for name in GPU_FIGURES:
             self._put(load, name, when_ns, history.curve(name)[fresh].astype(np.float64))
-        self._hold(load, history.held()[fresh])
-
-    def _hold(self, load: DeviceUtilization, held: NDArray[np.int8]) -> None:
-        reported = held[held >= 0]
-        load.held_moments += len(reported)
-        for place, reason in enumerate(THROTTLE_REASONS):
-            if times := int(((reported >> place) & 1).sum()):
-                load.held[reason] = load.held.get(reason, 0) + times
+        load.put_throttle(history.held()[fresh])
 
     def _put(self, load: DeviceUtilization, name: str, when_ns: NDArray[np.int64], values: NDArray[np.float64]) -> None:
         load.put(name, values)
         self._fresh.setdefault(name, []).append((when_ns, values))
 
-    def _spread(self) -> None:
-        """Take what was found into the columns: of all ranks at once, which is far cheaper than one by one."""
+    def _flush(self) -> None:
+        """Add the sample to the columns, for all ranks at once: far cheaper than one by one."""
         for name, found in self._fresh.items():
-            when_ns, values = (np.concatenate([pair[which] for pair in found]) for which in (0, 1))
+            when_ns, values = (np.concatenate(arrays) for arrays in zip(*found, strict=True))
             known = np.isfinite(values)
             if not known.any():
                 continue
@@ -157,6 +155,6 @@ class Utilization:
             order = np.argsort(when_ns, kind="stable")
             places, values = self.over_time.places(when_ns[order]), values[order]
             self.over_time.add(f"{name}.count", places, np.ones(len(values)))
-            for what in ("sum", "min", "max"):
-                self.over_time.add(f"{name}.{what}", places, values)
+            for how in _REDUCED:
+                self.over_time.add(f"{name}.{how}", places, values)
         self._fresh.clear()

@@ -1,9 +1,7 @@
-"""Steps of several ranks side by side, aligned by step index: what the figures and the rules look at.
+"""Steps of several ranks aligned by step index, and their split into work, wire and wait.
 
-Clocks of different hosts are never compared. In synchronous training all ranks take the same time for a step; one
-whose steps do not fit that by far, or who counts other steps than everybody else, is left out and named.
-
-The middle of many values. Rows of some dozens, thousands of them: sorted whole they are done sooner than picked.
+Clocks of different hosts are never compared. In synchronous training all ranks take the same time for a step; ranks
+that contradict this by far, or that count other steps than the rest, are excluded and named.
 """
 
 from __future__ import annotations
@@ -19,7 +17,7 @@ from ddpwatch.core.state.step_store import CAPACITY_STEPS, COLUMNS
 from ddpwatch.wire import EVALUATED, PAUSED, PHASES, SKIPPED
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
@@ -28,12 +26,12 @@ if TYPE_CHECKING:
     from ddpwatch.core.state.step_store import IntArray
 
 WINDOW_STEPS: Final = 50
-"""Figures are over at most this many of the latest aligned steps."""
+"""Figures cover at most this number of the latest aligned steps."""
 MAX_ASKED: Final = 256
-"""So many ranks tell what is usual."""
+"""Number of ranks that medians over ranks are taken from."""
 UNUSUAL: Final = SKIPPED | PAUSED | EVALUATED
 FIRST_PHASE: Final = f"{PHASES[0]}_ns"
-"""The phases stand together in the table, in their order."""
+"""The phases are contiguous columns of the table, in order."""
 SYNC: Final = PHASES.index("sync")
 NOT_KNOWN: Final = 255
 """In arrays of `excess_percent`: the rank has no such step."""
@@ -42,12 +40,12 @@ BY_STEP: Final = (
     "phases_ns", "step_ns", "self_ns", "wire_ns", "wait_ns", "straggler_cost_ns", "median_self_ns", "excess_ns",
     "excess_percent", "job_step_ns", "job_sync_ns", "samples",
 )  # fmt: skip
-"""Of a window, what each step has whatever the others are."""
+"""Cached properties of a window whose value for a step does not depend on other steps."""
 
 
 @dataclass(frozen=True)
 class Window:
-    """Some aligned steps of some ranks. Arrays are (rank, step), or (rank, phase, step)."""
+    """Aligned steps of some ranks. Arrays are (rank, step), or (rank, phase, step)."""
 
     ranks: tuple[int, ...]
     hosts: tuple[str, ...]
@@ -56,45 +54,45 @@ class Window:
     """(rank, column, step)."""
     world_size: int
     implausible: tuple[int, ...] = ()
-    """Ranks that were left out because their numbers cannot be true."""
+    """Ranks that were excluded because their times cannot be true."""
     columns: Sequence[str] = COLUMNS
-    """Those in the table."""
+    """Columns of the table."""
 
     def __len__(self) -> int:
-        """Steps."""
+        """Number of steps."""
         return len(self.indices)
 
     @property
     def complete(self) -> bool:
-        """Whether all ranks of the world are in it."""
+        """Whether it holds all ranks of the world."""
         return len(self.ranks) == self.world_size
 
     @property
     def one_host(self) -> bool:
-        """Whether all of the ranks are known to share a host: then no network is between them."""
+        """Whether all ranks are known to share a host: then there is no network between them."""
         return len(set(self.hosts)) == 1 and bool(self.hosts[0])
 
     def column(self, name: str) -> IntArray:
-        """One number of every step of every rank."""
+        """One column of the table as (rank, step)."""
         column: IntArray = self.table[:, self.columns.index(name)]
         return column
 
     @cached_property
     def phases_ns(self) -> IntArray:
-        """The six phases, in the order of `PHASES`."""
+        """The phases in the order of `PHASES`."""
         first = self.columns.index(FIRST_PHASE)
         phases: IntArray = self.table[:, first : first + len(PHASES)]
         return phases
 
     @cached_property
     def step_ns(self) -> IntArray:
-        """Whole steps."""
+        """Durations of whole steps."""
         steps: IntArray = self.phases_ns.sum(axis=1)
         return steps
 
     @cached_property
     def median_step_ns(self) -> float:
-        """The median of all steps of all ranks; where there are very many, of some."""
+        """Median over all steps of all ranks, or of a sample of ranks."""
         return float(np.median(sampled_ranks(self.step_ns)))
 
     @cached_property
@@ -104,20 +102,20 @@ class Window:
 
     @cached_property
     def sync_points_ns(self) -> tuple[IntArray, IntArray]:
-        """Sync at the two meetings of a step: before the forward pass, and after backward."""
+        """Sync at the two sync points of a step: before the forward pass, and after backward."""
         presync_ns = self.column("presync_ns")
         return presync_ns, self.phases_ns[:, SYNC] - presync_ns
 
     @cached_property
     def wire_ns(self) -> IntArray:
-        """What the network cost in each step: at each meeting even the last to arrive spends so much."""
+        """Network time of each step: at each sync point, the sync of the last rank to arrive."""
         before, after = self.sync_points_ns
         wire_ns: IntArray = before.min(axis=0) + after.min(axis=0)
         return wire_ns
 
     @cached_property
     def wait_ns(self) -> IntArray:
-        """What each rank spent waiting for slower ones. Wire and waiting add up to sync exactly."""
+        """Time that each rank waited for slower ones: its sync without `wire_ns`."""
         return self.phases_ns[:, SYNC] - self.wire_ns
 
     @cached_property
@@ -208,13 +206,11 @@ class Window:
         return self if steps >= len(self) else self.part(len(self) - steps, len(self))
 
     def part(self, begin: int, end: int) -> Window:
-        """The steps from one place to before another. What has been worked out of each is not worked out again."""
+        """The steps from one position up to another. Values per step that are cached stay cached."""
         part = replace(self, indices=self.indices[begin:end], table=self.table[:, :, begin:end])
-        part.__dict__.update((name, worked_out[..., begin:end]) for name, worked_out in self._by_step())
+        computed = self.__dict__
+        part.__dict__.update((name, computed[name][..., begin:end]) for name in BY_STEP if name in computed)
         return part
-
-    def _by_step(self) -> Iterator[tuple[str, IntArray]]:
-        return ((name, self.__dict__[name]) for name in BY_STEP if name in self.__dict__)
 
     def where(self, kept: NDArray[np.bool_]) -> Window:
         """The steps for which `kept` is true."""
@@ -225,22 +221,22 @@ def add_straggler_cost(cost_ns: IntArray, sync_ns: IntArray) -> None:
     """Add to the row that waits least in each step how much longer the next one waits. There are at least two rows."""
     steps = np.arange(sync_ns.shape[1])
     last = sync_ns.argmin(axis=0)
-    # The least of the others, found by looking through them: of thousands that is done sooner than by ordering them.
+    # A masked minimum: faster than a partition of thousands of ranks.
     others_ns = sync_ns.copy()
     others_ns[last, steps] = np.iinfo(np.int64).max
     cost_ns[last, steps] += others_ns.min(axis=0) - sync_ns[last, steps]
 
 
 def sampled_ranks(by_rank: NDArray[NumberT]) -> NDArray[NumberT]:
-    """Of very many ranks some, evenly spread: what is usual among these is so among all."""
+    """At most `MAX_ASKED` of the rows, evenly spaced."""
     return by_rank[:: -(-len(by_rank) // MAX_ASKED)] if len(by_rank) > MAX_ASKED else by_rank
 
 
-def scaled_steps(steps: int, least_s: float, step_ns: float) -> int:
-    """So many steps, or as many more as `least_s` takes; not more than are kept."""
+def scaled_steps(steps: int, min_s: float, step_ns: float) -> int:
+    """`steps`, or the number of steps in `min_s` seconds if that is more; at most half of those kept."""
     if step_ns <= 0:
         return steps
-    return min(max(steps, round(least_s * 1e9 / step_ns)), CAPACITY_STEPS // 2)
+    return min(max(steps, round(min_s * 1e9 / step_ns)), CAPACITY_STEPS // 2)
 
 
 def gather(
@@ -252,9 +248,9 @@ def gather(
     first: int = 1,
     columns: Sequence[str] = COLUMNS,
 ) -> Window:
-    """The last `steps` that all these ranks have, from `first` to `upto`. Unusual ones only if there are few others.
+    """The last `steps` steps up to `upto` that all these ranks hold, unusual ones only if there are few others.
 
-    Step 0 is never among them: it holds warming up and bucket building.
+    Step 0 is never included: it contains warmup and bucket building.
     """
     indices = _chosen(ranks, upto, steps, max(first, 1))
     return without_implausible(aligned_window(state, ranks, indices, columns))
@@ -263,7 +259,7 @@ def gather(
 def aligned_window(
     state: RunState, ranks: Sequence[RankState], indices: IntArray, columns: Sequence[str] = COLUMNS
 ) -> Window:
-    """These steps of these ranks. All of them must be held by all."""
+    """Window of these steps, all of which all ranks must hold."""
     stores = {rank.steps.store for rank in ranks}
     if len(stores) == 1:
         table = stores.pop().read([rank.steps.row for rank in ranks], indices, columns)
@@ -272,27 +268,23 @@ def aligned_window(
         for store in stores:
             rows = [row for row, rank in enumerate(ranks) if rank.steps.store is store]
             table[rows] = store.read([ranks[row].steps.row for row in rows], indices, columns)
-    return Window(
-        tuple(rank.rank for rank in ranks),
-        tuple(rank.host for rank in ranks),
-        indices,
-        table,
-        state.world_size,
-        columns=columns,
-    )
+    numbers, hosts = tuple(rank.rank for rank in ranks), tuple(rank.host for rank in ranks)
+    return Window(numbers, hosts, indices, table, state.world_size, columns=columns)
 
 
 def _chosen(ranks: Sequence[RankState], upto: int, steps: int, first: int) -> IntArray:
     latest = max(first, upto - steps + 1)
     if ranks and all(rank.steps.is_plain(latest, upto) for rank in ranks):
         return np.arange(latest, upto + 1, dtype=np.int64)
-    # Twice as many are looked at, so that a pause or a lost message does not empty the window.
+    # Search twice the range, so that a pause or a lost message does not empty the window.
     candidates = np.arange(max(first, upto - 2 * steps + 1), upto + 1, dtype=np.int64)
-    return _ordinary_and_held(ranks, candidates)[-steps:]
+    held, ordinary = held_by_all(ranks, candidates)
+    chosen: IntArray = candidates[ordinary if ordinary.sum() >= WindowLimits.MIN_STEPS else held][-steps:]
+    return chosen
 
 
 def older_may_count(state: RunState) -> bool:
-    """Whether a window of the last steps might be another one if older steps were known."""
+    """Whether older steps, if they were known, could change the latest window."""
     upto = min((rank.steps.newest for rank in together(state)), default=-1)
     if upto < 1:
         return True
@@ -304,15 +296,8 @@ def older_may_count(state: RunState) -> bool:
     )
 
 
-def _ordinary_and_held(ranks: Sequence[RankState], indices: IntArray) -> IntArray:
-    """Those of the steps that all ranks have, without unusual ones if enough others are left."""
-    held, usual = held_by_all(ranks, indices)
-    chosen: IntArray = indices[usual if usual.sum() >= WindowLimits.MIN_STEPS else held]
-    return chosen
-
-
 def held_by_all(ranks: Sequence[RankState], indices: IntArray) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """Which of these steps all ranks have, and which of them are unusual for none. `indices` ascend without a gap."""
+    """Which of these steps all ranks hold, and which of those are unusual for none. `indices` are consecutive."""
     held = np.full(len(indices), bool(ranks))
     flags = np.zeros(len(indices), dtype=np.int64)
     if len(indices):
@@ -325,26 +310,26 @@ def held_by_all(ranks: Sequence[RankState], indices: IntArray) -> tuple[NDArray[
 
 @dataclass(frozen=True)
 class ComparedRanks:
-    """Who is compared with whom."""
+    """Ranks that figures compare, and live ranks that cannot be compared."""
 
     compared: list[RankState]
     out_of_step: tuple[int, ...]
-    """Ranks that live and cannot be compared: their steps do not arrive, or are quite other steps than most have."""
+    """Live ranks whose steps do not arrive, or have other indices than most."""
 
 
 def compared_ranks(state: RunState) -> ComparedRanks:
-    """Compared are all ranks that were heard, without those that left while the others trained on.
+    """Ranks to compare: all that were heard from, except those that left while the others trained on.
 
-    A rank that ended or fell silent within the window still counts, so that the last figures of a run that ends, or
-    hangs, stay those of the whole world. One that is out of step does not.
+    A rank that ended or went silent within the window still counts, so that the last figures of a run that ends or
+    hangs cover the whole world. One that is out of step does not.
     """
     received = [rank for rank in state.ranks.values() if rank.last_received_ns is not None]
     live = {rank.rank for rank in received if state.condition(rank) in {"ok", "paused"}}
     if not live:
         return ComparedRanks(received, ())
     newest = sorted(rank.steps.newest for rank in received if rank.rank in live)
-    middle = newest[(len(newest) - 1) // 2]
-    odd = {rank.rank for rank in received if rank.steps.newest != middle and _is_out_of_step(rank, middle, len(live))}
+    median = newest[(len(newest) - 1) // 2]
+    odd = {rank.rank for rank in received if rank.steps.newest != median and _is_out_of_step(rank, median, len(live))}
     fit = live - odd
     front = max((rank.steps.newest for rank in received if rank.rank in fit), default=-1)
     compared = [
@@ -356,27 +341,28 @@ def compared_ranks(state: RunState) -> ComparedRanks:
 
 
 def together(state: RunState) -> list[RankState]:
-    """The ranks that are compared."""
+    """The ranks that figures compare."""
     return compared_ranks(state).compared
 
 
-def _is_out_of_step(rank: RankState, middle: int, live: int) -> bool:
+def _is_out_of_step(rank: RankState, median: int, live: int) -> bool:
+    """Whether a rank whose newest step is not the median one counts other steps than the rest."""
     newest = rank.steps.newest
-    if newest >= middle:
-        # Ahead: messages of the others may be on their way, but then it has done what they have done.
-        if middle < 0 or live < WindowLimits.MIN_MAJORITY_RANKS or rank.steps.has(middle):
+    if newest >= median:
+        # Ahead: messages of the others may be on their way, but then it has the steps that they have.
+        if median < 0 or live < WindowLimits.MIN_MAJORITY_RANKS or rank.steps.has(median):
             return False
-        near = np.arange(max(0, middle - WINDOW_STEPS + 1), middle + 1, dtype=np.int64)
+        near = np.arange(max(0, median - WINDOW_STEPS + 1), median + 1, dtype=np.int64)
         return not rank.steps.holds(near).any()
-    # Behind: so are its messages, unless it says itself that it is further, or is so far that nothing is in common.
-    says = rank.beat.step if rank.beat is not None else 0
-    behind = middle - newest
-    return behind >= CAPACITY_STEPS or (behind >= WINDOW_STEPS and says - newest > WINDOW_STEPS)
+    # Behind: so are its messages, unless its heartbeat is further, or there is no step in common.
+    beat_step = rank.beat.step if rank.beat is not None else 0
+    behind = median - newest
+    return behind >= CAPACITY_STEPS or (behind >= WINDOW_STEPS and beat_step - newest > WINDOW_STEPS)
 
 
 def without_implausible(window: Window) -> Window:
-    """The window without ranks whose time in it cannot be true."""
-    if len(window.ranks) < 3 or not len(window):
+    """The window without ranks whose total time cannot be true."""
+    if len(window.ranks) < WindowLimits.MIN_MAJORITY_RANKS or not len(window):
         return window
     total_ns = np.maximum(window.step_ns.sum(axis=1), 1).astype(np.float64)
     ratio = total_ns / np.median(total_ns)
@@ -384,25 +370,25 @@ def without_implausible(window: Window) -> Window:
     if keep.all():
         return window
     kept = np.flatnonzero(keep)
-    return Window(
-        tuple(window.ranks[row] for row in kept),
-        tuple(window.hosts[row] for row in kept),
-        window.indices,
-        window.table[kept],
-        window.world_size,
-        tuple(rank for rank, without_implausible in zip(window.ranks, keep, strict=True) if not without_implausible),
-        window.columns,
+    return replace(
+        window,
+        ranks=tuple(window.ranks[row] for row in kept),
+        hosts=tuple(window.hosts[row] for row in kept),
+        table=window.table[kept],
+        implausible=tuple(window.ranks[row] for row in np.flatnonzero(~keep)),
     )
 
 
 def medians(values: NDArray[Any]) -> NDArray[np.float64]:
-    """The median of each row: what `np.median(values, axis=-1)` gives. No row may be empty."""
+    """Row medians, as `np.median(values, axis=-1)`: a full sort beats `np.partition` for thousands of short rows. No
+    row may be empty.
+    """
     ordered = np.sort(values, axis=-1)
     count = ordered.shape[-1]
-    middle: NDArray[np.float64] = (ordered[..., (count - 1) // 2] + ordered[..., count // 2]) / 2.0
-    return middle
+    row_medians: NDArray[np.float64] = (ordered[..., (count - 1) // 2] + ordered[..., count // 2]) / 2.0
+    return row_medians
 
 
 def medians_across(values: NDArray[Any]) -> NDArray[np.float64]:
-    """The median of each column of a table."""
+    """Column medians."""
     return medians(np.ascontiguousarray(values.T))

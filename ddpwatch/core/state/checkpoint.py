@@ -1,6 +1,6 @@
-"""What brings an empty state to where another one is: messages, as the ranks themselves would send them.
+"""Checkpoint of a state: messages, as ranks would send them, that bring an empty state to the same point.
 
-The last steps only, so that it stays small; who needs more of the past reads it where it was kept.
+Holds only the last steps, to stay small; `session.backfill` reads older ones from the recording.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
     from ddpwatch.core.state.run import RunState
 
 CHECKPOINT_STEPS: Final = WINDOW_STEPS + 14
-"""As many as figures and rules that go by time need, and some to spare."""
+"""Steps of each rank: as many as figures and time-based rules need, and a margin."""
 
 
 def checkpoint_messages(state: RunState, steps: int = CHECKPOINT_STEPS) -> Iterator[tuple[int, bytes]]:
-    """Payloads of messages about the ranks that were heard, each with the time at which it is to be taken in.
+    """Payloads of messages about the ranks that were heard from, each with the time at which to apply it.
 
-    In order: what a rank said last is as old as it is, so that one that was silent is so again. Steps of ranks that any
-    state of this run expects follow in tables, which are no messages.
+    Each message keeps its age, so that a rank without heartbeats is so again. Steps of ranks that every state of this
+    run expects follow in tables (`step_codec`), which are not messages.
     """
     if state.relay is not None:
         yield state.relay_ns, encode(state.relay)
@@ -46,7 +46,7 @@ def _rank(rank: RankState, steps: int, now_ns: int) -> Iterator[tuple[int, bytes
     last_received_ns = now_ns if rank.last_received_ns is None else rank.last_received_ns
     if rank.hello is not None and rank.beat is not None:
         payload = _snap(rank, steps)
-        # Words fill it, if anything does; without them it is small.
+        # Only text can fill a frame; without it the snapshot is small.
         yield last_received_ns, payload if len(payload) <= MAX_FRAME_BYTES else _snap(rank, steps, notes=[], gpus=None)
     elif rank.hello is not None:
         yield last_received_ns, encode(rank.hello)
@@ -72,7 +72,7 @@ def _snap(rank: RankState, steps: int, **changed: Any) -> bytes:
         "seq": rank.sequence.newest,
         "hello": rank.hello,
         "beat": rank.beat,
-        "steps": [step_of(row) for row in rank.steps.rows(steps)] if steps else [],
+        "steps": [step_of(row) for row in rank.steps.latest(steps).tolist()] if steps else [],
         "notes": list(rank.notes.values()),
         "loaders": list(rank.loaders.values()),
         "checksums": list(rank.checksums.values()),

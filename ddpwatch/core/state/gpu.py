@@ -1,9 +1,4 @@
-"""The GPUs of one rank: what was read last, and some minutes of the figures that make a curve.
-
-How fast a GPU is clocked, against what it could do and against the others; worded once for all who tell of it.
-
-What the error numbers of the NVIDIA driver mean, as far as somebody who trains has to know.
-"""
+"""GPUs of a rank: latest reading, some minutes of history, throttled clocks, and meanings of Xid errors."""
 
 from __future__ import annotations
 
@@ -11,10 +6,9 @@ import math
 import struct
 from dataclasses import dataclass, field
 from itertools import pairwise
-from math import isnan
 from operator import attrgetter, itemgetter
 from statistics import median
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias
 
 import msgspec
 import numpy as np
@@ -34,10 +28,10 @@ if TYPE_CHECKING:
     from ddpwatch.wire import Gpu, Gpus
 
 CURVES: Final = ("util_percent", "memory_util_percent", "used_bytes", "temperature_c", "power_mw", "sm_mhz")
-"""The figures that are remembered."""
+"""Figures whose history is kept."""
 _figures: Final = attrgetter(*CURVES)
 _RECORD: Final = struct.Struct(f"@q{len(CURVES)}fb7x")
-"""One moment in memory: when it was, the figures, and what held the clocks down."""
+"""One moment in memory: time, figures, throttle bits."""
 _MOMENT: Final = np.dtype([("mono_ns", "i8"), *((name, "f4") for name in CURVES), ("held", "i1")], align=True)
 assert _MOMENT.itemsize == _RECORD.size
 THROTTLE_REASONS: Final = (
@@ -47,18 +41,22 @@ THROTTLE_REASONS: Final = (
     "hw_slowdown",
     "sw_power_cap",
 )
-"""Reasons of which it is remembered when they held the clocks down, the worst first; the others are no trouble."""
+"""Throttle reasons that are kept in the history, worst first; the others are harmless."""
 NOT_REPORTED: Final = -1
-"""In place of the reasons of a moment that a snapshot brought."""
+"""Throttle bits of a moment from a snapshot, which carries none."""
 KEPT_MOMENTS: Final = 600
 CROWDED_MOMENTS: Final = 120
-"""Kept of each GPU where there are very many ranks."""
+"""Moments kept of each GPU in runs of more than `MANY_RANKS` ranks."""
 MAX_KNOWN: Final = 16
-"""GPUs of one rank; a rank that claims more of them, one after the other, is not believed."""
+"""Maximum number of GPUs of one rank; further device names are ignored."""
+
+
+Moment: TypeAlias = tuple[int, tuple[float | None, ...], int]
+"""Rank's clock in nanoseconds, the figures of `CURVES`, and the throttle reasons as bits."""
 
 
 class GpuReading(Struct, frozen=True, gc=False):
-    """Of a GPU at one moment, no more than is remembered: a `Gpu` that is read for its curves alone."""
+    """Subset of `wire.Gpu` that the history needs: decoding it from a recording is faster."""
 
     device: Name
     util_percent: Percent | None = None
@@ -71,35 +69,32 @@ class GpuReading(Struct, frozen=True, gc=False):
 
 
 class GpuReadings(Struct, frozen=True, gc=False):
-    """The GPUs of one rank at one moment: a `Gpus` that is read like that."""
+    """Subset of `wire.Gpus` that the history needs."""
 
     mono_ns: Count
     gpus: Annotated[list[GpuReading], Meta(max_length=MAX_GPUS)] = []
 
 
 class GpuHistory:
-    """The last moments of one GPU, in order of the rank's own clock. A figure that was not read is NaN."""
+    """Latest moments of one GPU in order of the rank's clock. A figure that was not read is NaN."""
 
     __slots__ = ("_kept", "_newest_ns", "_records", "count")
 
     def __init__(self, kept: int = KEPT_MOMENTS) -> None:
         self._kept = kept
-        # A little longer than it must be: shifted only when it is full.
+        # Longer than needed by an eighth, so that it is shifted only when that is full.
         self._records = bytearray((kept + max(kept // 8, 1)) * _RECORD.size)
         self._newest_ns = -1
         self.count = 0
 
     def put(self, mono_ns: int, figures: tuple[float | None, ...], held: int = NOT_REPORTED) -> None:
-        """Remember a moment, and as bits which of `THROTTLE_REASONS` held the clocks down.
-
-        One that is not later than the last is known already, or came too late.
-        """
+        """Append a moment, with the bits of the throttle reasons. One that is not later than the last is ignored."""
         if mono_ns <= self._newest_ns:
             return
         self._newest_ns = mono_ns
         place = self.count * _RECORD.size
         if place == len(self._records):
-            # Into other memory: whoever draws the old one goes on seeing what it held.
+            # Into new memory: arrays that views were given keep their values.
             last = self._records[place - (self._kept - 1) * _RECORD.size :]
             self._records = last + bytearray(place - len(last))
             self.count, place = self._kept - 1, len(last)
@@ -110,24 +105,16 @@ class GpuHistory:
             _RECORD.pack_into(self._records, place, mono_ns, *known, held)
         self.count += 1
 
-    def fill(self, times_ns: list[int], figures: list[tuple[float | None, ...]]) -> None:
-        """Remember the latest of these moments, in order; nothing is known yet."""
-        rising = all(earlier < later for earlier, later in pairwise(times_ns))
-        # Of those before that nothing would be left.
-        first = max(len(times_ns) - self._kept, 0) if rising else 0
-        for time_ns, values in zip(times_ns[first:], figures[first:], strict=True):
-            self.put(time_ns, values)
-
-    def put_before(self, earlier: list[tuple[int, tuple[float | None, ...], int]]) -> bool:
-        """Remember moments from before all that is known, in their order, as `put` does; whether there were any."""
+    def put_before(self, earlier: list[Moment]) -> bool:
+        """Prepend earlier moments as far as there is room; returns whether there were any."""
         first_ns = self.times_ns()[0] if self.count else np.iinfo(np.int64).max
         rising = [late for early, late in pairwise([(-1, (), 0), *earlier]) if early[0] < late[0] < first_ns]
         fitting = rising[max(len(rising) - self.room, 0) :]
         if not fitting:
             return False
         longer = GpuHistory(self._kept)
-        for mono_ns, figures, held in fitting:
-            longer.put(mono_ns, figures, held)
+        for moment in fitting:
+            longer.put(*moment)
         begin, end = longer.count * _RECORD.size, (longer.count + self.count) * _RECORD.size
         longer._records[begin:end] = self._records[: end - begin]
         self._records, self.count = longer._records, longer.count + self.count
@@ -136,11 +123,11 @@ class GpuHistory:
 
     @property
     def room(self) -> int:
-        """So many more moments would be kept."""
+        """How many more moments fit."""
         return max(self._kept - self.count, 0)
 
     def times_ns(self) -> NDArray[np.int64]:
-        """When the moments were, by the rank's monotonic clock; oldest first."""
+        """Times of the moments by the rank's monotonic clock, oldest first."""
         return self._column("mono_ns")
 
     def curve(self, name: str) -> NDArray[np.float32]:
@@ -148,7 +135,7 @@ class GpuHistory:
         return self._column(name)
 
     def held(self) -> NDArray[np.int8]:
-        """The reasons at these times, a bit for each of `THROTTLE_REASONS` in its order; `NOT_REPORTED` = not known."""
+        """Throttle reasons at these times, as bits in the order of `THROTTLE_REASONS`; `NOT_REPORTED` = not known."""
         return self._column("held")
 
     def _column(self, name: str) -> NDArray[Any]:
@@ -158,25 +145,25 @@ class GpuHistory:
 
 @dataclass(slots=True)
 class RankGpus:
-    """What a rank has said of its GPUs."""
+    """GPUs of one rank."""
 
     kept: int = KEPT_MOMENTS
     latest: Gpus | None = None
     received_ns: int = 0
-    """Viewer's clock when that came."""
+    """Viewer's clock at the latest reading."""
     histories: dict[str, GpuHistory] = field(default_factory=dict)
-    """By torch's name of the device."""
+    """By torch's device name."""
     ecc_before: dict[str, int] = field(default_factory=dict)
-    """Uncorrected errors that a device had when it was first heard of: those are not news."""
+    """Uncorrected ECC errors of each device at its first reading: only later ones are reported."""
 
     def now(self, now_ns: int) -> list[Gpu]:
-        """The GPUs as they were read last; none if that is too long ago."""
+        """The latest reading, or nothing if it is stale."""
         if self.latest is None or now_ns - self.received_ns > LivenessLimits.GPU_STALE_NS:
             return []
         return self.latest.gpus
 
     def update(self, gpus: Gpus, now_ns: int) -> None:
-        """Keep a reading in place of an older one."""
+        """Apply a reading, unless it is older than the latest."""
         if self.latest is not None and gpus.mono_ns <= self.latest.mono_ns:
             return
         self.latest, self.received_ns = _sanitized_gpus(gpus), now_ns
@@ -184,53 +171,53 @@ class RankGpus:
             history = self.histories.get(gpu.device) or self._history(gpu.device)
             if history is None:
                 continue
-            history.put(gpus.mono_ns, _figures(gpu), throttle_bits(gpu.throttle) if gpu.throttle else 0)
+            history.put(gpus.mono_ns, _figures(gpu), _throttle_bits(gpu.throttle))
             errors = gpu.ecc_uncorrected
-            # A counter that has gone back was reset: what it counts from now on is news.
+            # A smaller count means that the counter was reset.
             if errors is not None and errors < self.ecc_before.get(gpu.device, errors + 1):
                 self.ecc_before[gpu.device] = errors
 
     def recall(self, moments: list[GpuMoment]) -> None:
-        """Take the history that a snapshot brings; it comes before anything that is known."""
-        by_device: dict[str, list[GpuMoment]] = {}
-        for moment in moments:
-            by_device.setdefault(moment.device, []).append(moment)
-        for name, reported in by_device.items():
-            history = self._history(sanitize(name, NAME_CHARS))
+        """Restore the history from a snapshot, for devices of which nothing is known."""
+        for name, earlier in _by_device(moments).items():
+            history = self._history(name)
             if history is not None and not history.count:
-                history.fill([moment.mono_ns for moment in reported], [_figures(moment) for moment in reported])
+                history.put_before(earlier)
 
     def recall_earlier(self, readings: list[GpuReadings | GpuMoment]) -> bool:
-        """Take what was read before anything that is known, in order; whether a curve has become longer."""
-        by_device: dict[str, list[tuple[int, tuple[float | None, ...], int]]] = {}
-        for reading in readings:
-            if isinstance(reading, GpuMoment):
-                by_device.setdefault(reading.device, []).append((reading.mono_ns, _figures(reading), NOT_REPORTED))
-                continue
-            for gpu in reading.gpus:
-                moment = reading.mono_ns, _figures(gpu), throttle_bits(gpu.throttle) if gpu.throttle else 0
-                by_device.setdefault(gpu.device, []).append(moment)
+        """Prepend earlier readings, in order, to the histories; returns whether any became longer."""
         longer = False
-        for name, moments in by_device.items():
-            history = self.histories.get(sanitize(name, NAME_CHARS))
-            if history is not None:
-                longer |= history.put_before(sorted(moments, key=itemgetter(0)))
+        for name, earlier in _by_device(readings).items():
+            if history := self.histories.get(name):
+                longer |= history.put_before(sorted(earlier, key=itemgetter(0)))
         return longer
 
     def _history(self, device: str) -> GpuHistory | None:
-        """Of a device; None = there are too many to believe in one more."""
+        """History of a device; None = the rank claims too many devices."""
         if device not in self.histories and len(self.histories) < MAX_KNOWN:
             self.histories[device] = GpuHistory(self.kept)
         return self.histories.get(device)
 
 
-def throttle_bits(throttle: list[str]) -> int:
-    """Which of `THROTTLE_REASONS` are among the reasons."""
-    return sum(1 << place for place, reason in enumerate(THROTTLE_REASONS) if reason in throttle)
+def _by_device(readings: Sequence[GpuReadings | GpuMoment]) -> dict[str, list[Moment]]:
+    by_device: dict[str, list[Moment]] = {}
+    for reading in readings:
+        if isinstance(reading, GpuMoment):
+            by_device.setdefault(reading.device, []).append((reading.mono_ns, _figures(reading), NOT_REPORTED))
+            continue
+        for gpu in reading.gpus:
+            moment = reading.mono_ns, _figures(gpu), _throttle_bits(gpu.throttle)
+            by_device.setdefault(gpu.device, []).append(moment)
+    return {sanitize(name, NAME_CHARS): moments for name, moments in by_device.items()}
+
+
+def _throttle_bits(throttle: list[str]) -> int:
+    """Bit mask of the `THROTTLE_REASONS` among the reasons."""
+    return sum(1 << bit for bit, reason in enumerate(THROTTLE_REASONS) if reason in throttle) if throttle else 0
 
 
 def _sanitized_gpus(gpus: Gpus) -> Gpus:
-    """The very same, if it is plain already, as nearly all are: each rank tells of its own every second."""
+    """The same object if its text is plain, as nearly always: each rank sends one every second."""
     kept = sanitized(gpus, NAME_CHARS) if gpus.why else gpus
     if all(map(_is_sanitized_gpu, gpus.gpus)):
         return kept
@@ -240,7 +227,6 @@ def _sanitized_gpus(gpus: Gpus) -> Gpus:
 def _is_sanitized_gpu(gpu: Gpu) -> bool:
     processes = gpu.processes
     if not (gpu.throttle or gpu.absent or len(processes) > 1):
-        # As most are: short even together.
         text = f"{gpu.device}{gpu.uuid}{gpu.name}{processes[0].name if processes else ''}"
         if text.isascii() and text.isprintable() and len(text) <= NAME_CHARS:
             return True
@@ -268,34 +254,34 @@ WORDS: Final = {
     "sw_power_cap": "power cap",
 }
 POWER_CAP: Final = "sw_power_cap"
-"""Normal at full load: it is no trouble as long as the clocks are about those of the others."""
+"""Normal at full load: harmless as long as the clocks are close to those of the other GPUs."""
 THERMAL: Final = frozenset({"hw_thermal_slowdown", "sw_thermal_slowdown"})
 
 
 @dataclass(frozen=True)
 class Clock:
-    """One GPU over some of its readings."""
+    """Clocks of one GPU over some readings."""
 
     rank: int
     device: str
     name: str
     mhz: float
-    """The median; 0 = not known."""
+    """Median; 0 = not known."""
     max_mhz: int
     """0 = not known."""
     reasons: tuple[str, ...]
-    """What held the clocks down in most of the readings, the worst first."""
+    """Throttle reasons in most of the readings, worst first."""
     temperature_c: int | None
     readings: int
 
     @property
     def harsh(self) -> bool:
-        """Whether heat or the hardware holds the clocks down, and not the power limit alone."""
+        """Whether heat or the hardware throttles the GPU, not only the power limit."""
         return any(reason != POWER_CAP for reason in self.reasons)
 
 
 def latest_clock(rank: RankState, gpu: Gpu, readings: int) -> Clock | None:
-    """Over the last readings; None before there are as many."""
+    """Clock over the latest readings; None if there are fewer."""
     history = rank.gpus.histories.get(gpu.device)
     if history is None or history.count < readings:
         return None
@@ -303,7 +289,7 @@ def latest_clock(rank: RankState, gpu: Gpu, readings: int) -> Clock | None:
 
 
 def clocks_between(rank: RankState, first_ns: int, last_ns: int) -> list[Clock]:
-    """Of all its GPUs in a span of time by its own clock; none of those that were not read then."""
+    """Clocks of a rank's GPUs in a time span by the rank's clock, without GPUs that have no reading there."""
     found = []
     for gpu in rank.gpus.latest.gpus if rank.gpus.latest else ():
         history = rank.gpus.histories.get(gpu.device)
@@ -317,21 +303,21 @@ def clocks_between(rank: RankState, first_ns: int, last_ns: int) -> list[Clock]:
     return found
 
 
-def slowed(clocks: Iterable[Clock], others: Sequence[Clock], part: float) -> tuple[Clock, float] | None:
-    """Of a rank's GPUs the one whose clocks are held down most, and the usual clock of the others like it; None = none
-    is held down by heat or hardware, and none is below `part` of the others.
+def slowed(clocks: Iterable[Clock], others: Sequence[Clock], fraction: float) -> tuple[Clock, float] | None:
+    """The GPU of a rank that is throttled most, and the median clock of its peers; None = none is throttled by heat or
+    hardware, and none is below `fraction` of its peers.
     """
     worst: tuple[Clock, float] | None = None
     for clock in clocks:
-        usual = median_mhz(clock, others)
-        below = bool(clock.mhz) and clock.mhz < part * usual
+        baseline_mhz = median_mhz(clock, others)
+        below = bool(clock.mhz) and clock.mhz < fraction * baseline_mhz
         if (clock.harsh or below) and (worst is None or clock.mhz < worst[0].mhz):
-            worst = clock, usual
+            worst = clock, baseline_mhz
     return worst
 
 
 def median_mhz(clock: Clock, others: Sequence[Clock]) -> float:
-    """The median clock of the other GPUs of its kind; 0 = there are none."""
+    """Median clock of the other GPUs with the same name; 0 = there are none."""
     known = [
         other.mhz
         for other in others
@@ -341,41 +327,40 @@ def median_mhz(clock: Clock, others: Sequence[Clock]) -> float:
 
 
 def evenly_sampled(ranks: Sequence[RankState]) -> Sequence[RankState]:
-    """Some of many ranks."""
+    """At most `MAX_PEERS` of the ranks, evenly spaced."""
     return ranks[:: -(-len(ranks) // GpuThrottleLimits.MAX_PEERS)] if ranks else ranks
 
 
-def clock_text(clock: Clock, usual: float = 0.0) -> str:
-    """As in `clocks 1110 of 1980 MHz, thermal slowdown at 89 °C`. Without a reason it says what the others have."""
+def clock_text(clock: Clock, baseline_mhz: float = 0.0) -> str:
+    """As in `clocks 1110 of 1980 MHz, thermal slowdown at 89 °C`; without a reason, with the clock of the peers."""
     text = f"clocks {clock.mhz:.0f}{f' of {clock.max_mhz}' if clock.max_mhz else ''} MHz" if clock.mhz else ""
     if clock.reasons:
         reasons = reasons_text(clock.reasons, clock.temperature_c)
         return f"{text}, {reasons}" if text else reasons
-    return f"{text}, others {usual:.0f}" if usual else text
+    return f"{text}, others {baseline_mhz:.0f}" if baseline_mhz else text
 
 
 def reasons_text(reasons: Iterable[str], temperature_c: int | None = None) -> str:
-    """What holds the clocks down, in plain words, with the heat if it is that. The general word is left out where a
-    closer one is told.
+    """Throttle reasons in words, with the temperature for thermal ones. The general reason is omitted beside a specific
+    one.
     """
-    reported = set(reasons)
-    known = [reason for reason in THROTTLE_REASONS if reason in reported]
+    present = set(reasons)
+    known = [reason for reason in THROTTLE_REASONS if reason in present]
     if known and known[0] != "hw_slowdown":
         known = [reason for reason in known if reason != "hw_slowdown"]
-    if "hw_thermal_slowdown" in reported:
+    if "hw_thermal_slowdown" in present:
         known = [reason for reason in known if reason != "sw_thermal_slowdown"]
     heat = f" at {temperature_c} °C" if temperature_c is not None else ""
     return ", ".join(f"{WORDS[reason]}{heat if reason in THERMAL else ''}" for reason in known)
 
 
-def _clock(rank: RankState, gpu: Gpu, part: slice) -> Clock:
-    # As lists: of some dozens of readings that is much faster than with arrays, and all GPUs of a job may be asked for.
+def _clock(rank: RankState, gpu: Gpu, span: slice) -> Clock:
+    # Lists are faster than arrays for some dozens of readings, and all GPUs of a job may be asked for.
     history = rank.gpus.histories[gpu.device]
-    mhz = [value for value in history.curve("sm_mhz")[part].tolist() if not isnan(value)]
-    heat = [value for value in history.curve("temperature_c")[part].tolist() if not isnan(value)]
-    held = history.held()[part].tolist()
+    mhz = [value for value in history.curve("sm_mhz")[span].tolist() if not math.isnan(value)]
+    heat = [value for value in history.curve("temperature_c")[span].tolist() if not math.isnan(value)]
+    held = history.held()[span].tolist()
     reported = [bits for bits in held if bits != NOT_REPORTED]
-    # Of nearly all nothing holds the clocks down.
     enough = len(reported) >= min(GpuThrottleLimits.MIN_REPORTED, len(held)) and any(reported)
     reasons = tuple(
         reason
@@ -383,15 +368,9 @@ def _clock(rank: RankState, gpu: Gpu, part: slice) -> Clock:
         if sum((bits >> place) & 1 for bits in reported) > GpuThrottleLimits.MIN_REASON_SHARE * len(reported)
     )
     return Clock(
-        rank=rank.rank,
-        device=gpu.device,
-        name=gpu.name,
-        mhz=median(mhz) if mhz else 0.0,
-        max_mhz=gpu.sm_max_mhz or 0,
-        reasons=reasons,
-        temperature_c=int(max(heat)) if heat else None,
-        readings=len(held),
-    )
+        rank=rank.rank, device=gpu.device, name=gpu.name, mhz=median(mhz) if mhz else 0.0, max_mhz=gpu.sm_max_mhz or 0,
+        reasons=reasons, temperature_c=int(max(heat)) if heat else None, readings=len(held),
+    )  # fmt: skip
 
 
 RESET: Final = "Leave the GPU out, reset it (nvidia-smi -r) or restart the host; if it comes back, have it replaced."
@@ -421,5 +400,5 @@ XIDS: Final[dict[int, tuple[str, Severity, str]]] = {
 
 
 def xid_meaning(code: int) -> tuple[str, Severity, str]:
-    """In words, how bad it is, and what to do."""
+    """Meaning of an Xid error of the NVIDIA driver, its severity, and what to do."""
     return XIDS.get(code, ("an error of the driver or the hardware", Severity.WARNING, LOOK_UP))

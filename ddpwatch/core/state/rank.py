@@ -1,13 +1,4 @@
-"""All that is known about one rank.
-
-The resident memory of a rank now and then, for an hour: sixteen bytes a moment, since there may be thousands.
-
-How long a rank's training thread waited for a core, over the latest half minute.
-
-Which of one rank's numbered messages have come, and how many are missing.
-
-Ranks as they are at one moment, for who looks at them for longer than until the next message.
-"""
+"""Everything known about one rank: latest messages, recent steps, memory, CPU starvation, lost messages."""
 
 from __future__ import annotations
 
@@ -27,62 +18,63 @@ if TYPE_CHECKING:
 
 RSS_SAMPLES_KEPT: Final = 360
 RSS_SAMPLE_NS: Final = 10_000_000_000
+"""Interval of the samples: 360 of them are an hour."""
 
 
 class RssHistory:
-    """Bytes at some moments of the viewer's clock, oldest first. Takes one now and then, and passes the others over."""
+    """Resident memory of a rank, sampled every ten seconds, by the viewer's clock."""
 
-    __slots__ = ("_reported", "due_ns")
+    __slots__ = ("_samples", "due_ns")
 
     def __init__(self) -> None:
-        self._reported = array("q")
-        """Time and bytes by turns."""
+        self._samples = array("q")
+        """Time and bytes in turn: 16 bytes a sample, because there may be thousands of ranks."""
         self.due_ns = 0
-        """Before this no moment is taken."""
+        """Time of the next sample."""
 
     def __len__(self) -> int:
-        """How many moments are known."""
-        return len(self._reported) // 2
+        """Number of samples."""
+        return len(self._samples) // 2
 
     def copy(self) -> RssHistory:
-        """Another one, which takes its own moments from now on."""
+        """An independent copy."""
         other = RssHistory()
-        other._reported, other.due_ns = self._reported[:], self.due_ns
+        other._samples, other.due_ns = self._samples[:], self.due_ns
         return other
 
     def put(self, now_ns: int, resident_bytes: int) -> None:
-        """Take a moment, if it is time for another one. None of them is zero."""
+        """Add a sample if one is due. Zero bytes = not known."""
         if now_ns < self.due_ns or not resident_bytes:
             return
         self.due_ns = now_ns + RSS_SAMPLE_NS
         if len(self) == RSS_SAMPLES_KEPT:
-            # Into another one: somebody may be looking at this.
-            self._reported = self._reported[2:]
-        self._reported.extend((now_ns, resident_bytes))
+            # A new array: another thread may be reading the old one.
+            self._samples = self._samples[2:]
+        self._samples.extend((now_ns, resident_bytes))
 
     @property
     def span(self) -> tuple[tuple[int, int], tuple[int, int]] | None:
-        """The first and the last moment, each as time and bytes; None = there are not two."""
-        reported = self._reported
-        return ((reported[0], reported[1]), (reported[-2], reported[-1])) if len(reported) > 2 else None
+        """The first and the last sample, each as time and bytes; None if there are fewer than two."""
+        samples = self._samples
+        return ((samples[0], samples[1]), (samples[-2], samples[-1])) if len(samples) > 2 else None
 
     def spread(self, about: int) -> tuple[list[int], list[int]]:
-        """Times and bytes of about so many moments, evenly spread and the last among them."""
-        reported = self._reported
-        every = max(len(reported) // 2 // about, 1)
-        first = (len(reported) // 2 - 1) % every
-        return reported[2 * first :: 2 * every].tolist(), reported[2 * first + 1 :: 2 * every].tolist()
+        """Times and bytes of about `about` samples, evenly spaced and ending with the last."""
+        samples = self._samples
+        every = max(len(samples) // 2 // about, 1)
+        first = (len(samples) // 2 - 1) % every
+        return samples[2 * first :: 2 * every].tolist(), samples[2 * first + 1 :: 2 * every].tolist()
 
 
 CPU_SAMPLES_KEPT: Final = 64
 CPU_SAMPLE_NS: Final = 500_000_000
 LATELY_NS: Final = 10_000_000_000
 MIN_SPAN_NS: Final = 250_000_000
-"""Over less than a beat nothing can be told."""
+"""Shortest time over which a share is computed, one heartbeat interval."""
 
 
 class CpuStarvation:
-    """The time without a core at some moments, by the rank's own clock. Refuses what runs backwards."""
+    """Time that a rank's training thread waited for a CPU core, over the latest half minute by the rank's clock."""
 
     __slots__ = ("_queued_ns", "_times_ns")
 
@@ -91,13 +83,15 @@ class CpuStarvation:
         self._queued_ns = array("q")
 
     def copy(self) -> CpuStarvation:
-        """Another one, which takes its own moments from now on."""
+        """An independent copy."""
         other = CpuStarvation()
         other._times_ns, other._queued_ns = self._times_ns[:], self._queued_ns[:]
         return other
 
     def put(self, mono_ns: int, queued_ns: int) -> None:
-        """Take a moment: in place of the one before, unless that is long enough after its own."""
+        """Add a sample of the cumulative waiting time. It replaces the one before if that is less than `CPU_SAMPLE_NS`
+        after its predecessor; one that runs backwards is ignored.
+        """
         times_ns, kept_ns = self._times_ns, self._queued_ns
         if times_ns and (mono_ns <= times_ns[-1] or queued_ns < kept_ns[-1]):
             return
@@ -111,12 +105,12 @@ class CpuStarvation:
 
     @property
     def lately(self) -> float | None:
-        """Part of the last seconds that went into waiting for a core; None = it is not known."""
+        """Fraction of the last `LATELY_NS` spent waiting for a core; None = not known."""
         return self.share(self._times_ns[-1] - LATELY_NS, self._times_ns[-1]) if self._times_ns else None
 
     def share(self, first_ns: int, last_ns: int) -> float | None:
-        """Part of a span of time that went into waiting for a core; None = it is not known."""
-        # Copies: the intake may go on while somebody draws.
+        """Fraction of a time span spent waiting for a core; None = not known."""
+        # Copies: the feed thread may append meanwhile.
         times_ns, queued_ns = self._times_ns[:], self._queued_ns[:]
         if len(times_ns) < 2 or len(times_ns) != len(queued_ns):
             return None
@@ -128,21 +122,20 @@ class CpuStarvation:
 
 
 WINDOW: Final = 1024
-"""How far back a late message is still told from a duplicate."""
+"""How far back late messages are distinguished from duplicates, in messages."""
 _MASK: Final = (1 << WINDOW) - 1
 
 
 class SequenceTracker:
-    """Counts gaps in a stream of sequence numbers that may arrive doubled or out of order.
+    """Counts gaps in sequence numbers that may arrive duplicated or out of order (sliding-window bitmap).
 
-    Bit k of `_seen` stands for the number `_newest - _in_order - k`, so memory and cost do not grow with the stream;
-    numbers that came in order since are only counted, which nearly all do.
+    Bit k of `_seen` stands for the number `_newest - _in_order - k`; numbers that arrived in order since, as nearly all
+    do, are only counted.
     """
 
     __slots__ = ("_covered", "_first", "_in_order", "_newest", "_seen", "lost")
 
     def __init__(self) -> None:
-        """Begin with whichever number comes first."""
         self._newest: int | None = None
         self._first = 0
         self._seen = 0
@@ -153,12 +146,12 @@ class SequenceTracker:
 
     @property
     def newest(self) -> int:
-        """The largest number so far; 0 = none has come."""
+        """The largest number so far; 0 = none has arrived."""
         return self._newest or 0
 
     def accept(self, seq: int) -> bool:
-        """Whether this message is to be used: it is no duplicate and no snapshot covers it."""
-        # What a snapshot covers is never newer than the newest.
+        """Whether to use this message: it is not a duplicate, and no snapshot covers it."""
+        # A snapshot never covers numbers beyond the newest.
         if self._newest is not None and seq == self._newest + 1:
             self._newest = seq
             self._in_order += 1
@@ -193,7 +186,7 @@ class SequenceTracker:
         self._seen = ((self._seen << came) | ((1 << came) - 1)) & _MASK if came < WINDOW else _MASK
 
     def cover(self, seq: int) -> None:
-        """A snapshot holds everything up to `seq`: what is missing before it was not lost after all."""
+        """A snapshot holds everything up to `seq`: numbers missing before it do not count as lost."""
         if seq <= self._covered:
             return
         self._count_in_order()
@@ -206,7 +199,7 @@ class SequenceTracker:
 
 
 PARTS: Final = " · "
-"""In last words: between an exception and the places that it came through."""
+"""Separates an exception and the lines of its traceback in a rank's exit message."""
 MAX_NOTES: Final = 64
 MAX_LOADERS: Final = 16
 MAX_CHECKSUMS: Final = 64
@@ -227,7 +220,7 @@ class Place:
 
 @dataclass(slots=True)
 class RankState:
-    """What one rank has said so far. Holds values only; what they mean is worked out elsewhere."""
+    """Latest messages of one rank and its recent history. Stores values only, without evaluating them."""
 
     rank: int
     host: str = ""
@@ -235,28 +228,28 @@ class RankState:
     hello: Hello | None = None
     beat: Beat | None = None
     last_received_ns: int | None = None
-    """Viewer's clock at the last beat, or at the first message while no beat has come; None = never heard."""
+    """Viewer's clock at the last heartbeat, or at the first message before any heartbeat; None = never heard from."""
     bye: Bye | None = None
     bye_ns: int | None = None
-    """Viewer's clock when its goodbye came."""
+    """Viewer's clock at its exit message."""
     failing: tuple[Bye, int] | None = None
-    """The goodbye that it was about to say, and when it was announced; None = none was."""
+    """The exit message that a note announced, and the viewer's clock then; None = none was announced."""
     gone_ns: int | None = None
-    """Viewer's clock when its process was found ended, after its goodbye or without one; None = it was not."""
+    """Viewer's clock when its process was found ended, with or without an exit message; None = it was not."""
     exit_code: int | None = None
-    """Of its process, minus the signal if one ended it; None = not known."""
+    """Of its process, negative for a signal; None = not known."""
     ended_ns: int | None = None
-    """Viewer's clock when its process ended; None = that was not seen as it happened."""
+    """Viewer's clock when its process ended; None = that was not observed."""
     oom_kills: int = 0
-    """Processes of its control group that the kernel has killed for their memory, as counted when it was gone."""
+    """Processes of its cgroup that the kernel had killed for memory, counted when its process was gone."""
     held_by: str = ""
-    """What keeps its process from running, as `Held` tells; empty = it cannot be seen from here."""
+    """What keeps its process from running, as in `Held`; empty = not known."""
     held_ns: int | None = None
-    """Viewer's clock when that was told for the first time; None = it was not."""
+    """Viewer's clock at the first `Held`; None = there was none."""
     snapped: bool = False
-    """Whether a snapshot has come, and with it the history."""
+    """Whether a snapshot, and with it the history, has arrived."""
     bad: int = 0
-    """Frames and steps of this rank that could not be used."""
+    """Number of invalid frames and steps."""
     steps: StepRing = field(default_factory=StepRing)
     sequence: SequenceTracker = field(default_factory=SequenceTracker)
     notes: dict[tuple[int, str, str], Note] = field(default_factory=dict)
@@ -266,47 +259,50 @@ class RankState:
     cpu_starvation: CpuStarvation = field(default_factory=CpuStarvation)
     gpus: RankGpus = field(default_factory=RankGpus)
     stack: Stack | None = None
-    """What its threads did when it was last asked; None = nobody asked, or it could not answer."""
+    """Latest stacks of its threads; None = never requested, or not answered."""
     stack_ns: int | None = None
-    """Viewer's clock when it told that; None = it has not."""
+    """Viewer's clock at these stacks."""
     collectives_ns: int | None = None
-    """Viewer's clock when it last told its operations with that; None = it has not."""
+    """Viewer's clock at the latest stacks that came with collectives."""
     buckets: Buckets | None = None
-    """The gradient buckets of the latest step that told them; None = it never did, or nobody asked."""
+    """Gradient buckets of the latest step that reported them; None = never reported."""
     logged: tuple[int, dict[str, float]] | None = None
-    """The latest step in which the script logged something, and what; None = it never did."""
+    """The latest step in which the script logged values, and the values; None = it never did."""
 
     @property
     def lost(self) -> int:
-        """Messages that were sent and did not arrive."""
+        """Number of messages that were sent and did not arrive."""
         return self.sequence.lost
 
     @property
     def dropped(self) -> int:
-        """Records that the agent overwrote before it could send them."""
+        """Number of records that the agent overwrote before it could send them."""
         return self.beat.dropped if self.beat else 0
 
     @property
     def step(self) -> int | None:
-        """The step under way, which is also the number of steps done; None = not known."""
+        """The step in progress, which equals the number of finished steps; None = not known."""
         done = self.steps.newest + 1
         return max(self.beat.step, done) if self.beat is not None else done or None
 
     def finished_ns(self, index: int) -> int | None:
-        """Viewer's clock when a step ended; None = cannot be told."""
-        if self.beat is None or self.last_received_ns is None or index < 0 or not self.steps.has(index):
+        """Viewer's clock at the end of a step; None = not known."""
+        end_ns = self._end_ns(index)
+        if self.beat is None or self.last_received_ns is None or end_ns is None:
             return None
-        end_ns = int(self.steps.column("end_ns", np.array([index]))[0])
         return self.last_received_ns - (self.beat.mono_ns - end_ns)
+
+    def _end_ns(self, index: int) -> int | None:
+        return int(self.steps.column("end_ns", np.array([index]))[0]) if index >= 0 and self.steps.has(index) else None
 
     @property
     def loader(self) -> Loader | None:
-        """The latest pass over the data; None = not told."""
+        """The latest pass over the data; None = not reported."""
         return max(self.loaders.values(), key=lambda loader: (loader.step, loader.epoch), default=None)
 
     @property
     def at_end_of_data(self) -> bool:
-        """Whether it has trained on as many batches as its latest pass over the data has."""
+        """Whether it has trained on all batches of its latest pass over the data."""
         loader = self.loader
         if loader is None or not loader.length:
             return False
@@ -315,12 +311,12 @@ class RankState:
         return int(batches.sum()) >= loader.length
 
     def apply_hello(self, hello: Hello) -> None:
-        """Take the rank's own word on who it is; an older one changes nothing."""
+        """Update who the rank is; an older message is ignored."""
         if self.hello is None or hello.mono_ns > self.hello.mono_ns:
             self.hello, self.host, self.pid = hello, hello.host, hello.pid
 
     def apply_beat(self, beat: Beat, now_ns: int) -> None:
-        """Take a sign of life; one that arrives late is still a sign, but does not turn the figures back."""
+        """Apply a heartbeat. A late one proves that the rank is alive, but does not set figures back."""
         self.last_received_ns = now_ns
         if self.beat is None or beat.mono_ns > self.beat.mono_ns:
             self.beat = beat
@@ -330,10 +326,10 @@ class RankState:
                 self.cpu_starvation.put(beat.mono_ns, beat.queued_ns)
 
     def record(self, steps: list[Step]) -> None:
-        """Keep finished steps; one that is impossible, or that was told differently before, is counted and dropped."""
+        """Store finished steps; invalid and contradicting ones are counted and dropped."""
         kept = self.steps.store.capacity
         if len(steps) > kept and steps[-kept].index == steps[-1].index - kept + 1:
-            # A history that is longer than what is kept: its beginning would only be overwritten by its end.
+            # The beginning of a history longer than the ring would be overwritten by its end.
             steps = steps[-kept:]
         self.bad += self.steps.put_all(steps)
         logged = next((step for step in reversed(steps) if step.values), None)
@@ -342,7 +338,7 @@ class RankState:
             self.logged = logged.index, {sanitize(name, NAME_CHARS): value for name, value in named}
 
     def amend(self, comms: list[Comm]) -> None:
-        """Add what is told of the all-reduces of steps that came before; that of a step no longer kept is let go."""
+        """Add the all-reduce figures of earlier steps, as far as those are still stored."""
         for comm in comms:
             if comm.busy_ns <= MAX_STEP_NS:
                 self.steps.amend(comm.index, comm.busy_ns, comm.bytes)
@@ -350,12 +346,12 @@ class RankState:
                 self.bad += 1
 
     def keep_buckets(self, buckets: Buckets) -> None:
-        """Keep them in place of earlier ones; those of an older step change nothing."""
+        """Keep the buckets of the latest step."""
         if self.buckets is None or buckets.step >= self.buckets.step:
             self.buckets = buckets
 
     def keep_stack(self, stack: Stack, now_ns: int) -> None:
-        """Keep it in place of an earlier one; the last operations come with the first answer only."""
+        """Keep the latest stacks. Collectives come with the first answer only and are carried over."""
         if self.stack is not None and stack.mono_ns < self.stack.mono_ns:
             return
         self.stack_ns = now_ns
@@ -366,25 +362,22 @@ class RankState:
         self.stack = stack
 
     def unix_ns_of_step(self, index: int) -> int:
-        """Wall clock of the rank's host at the end of a step; 0 = cannot be told."""
-        if index < 0 or not self.steps.has(index):
-            return 0
-        return self.unix_ns_at(int(self.steps.column("end_ns", np.array([index]))[0]))
+        """Wall clock of the rank's host at the end of a step; 0 = not known."""
+        end_ns = self._end_ns(index)
+        return 0 if end_ns is None else self.unix_ns_at(end_ns)
 
     def unix_ns_at(self, mono_ns: int) -> int:
-        """Wall clock of the rank's host at a moment of its monotonic one; 0 = cannot be told."""
+        """Wall clock of the rank's host at a time of its monotonic clock; 0 = not known."""
         hello = self.hello
         return hello.unix_ns + mono_ns - hello.mono_ns if hello is not None and hello.unix_ns else 0
 
     def leave(self, bye: Bye, now_ns: int) -> None:
-        """Take its goodbye; the first one counts."""
+        """Apply an exit message; the first one counts."""
         if self.bye is None:
             self.bye, self.bye_ns = bye, now_ns
 
     def apply_gone(self, gone: Gone, now_ns: int) -> None:
-        """Its process has ended; the first word on that counts. A goodbye that was announced and never came is taken as
-        said.
-        """
+        """Its process has ended; the first report counts. An announced exit message counts as sent."""
         if self.failing is not None:
             self.leave(*self.failing)
         if self.gone_ns is None:
@@ -405,39 +398,28 @@ class RankState:
 
 
 def _keep(items: dict[KeyT, ItemT], key: KeyT, item: ItemT, limit: int) -> None:
-    """Keep the `limit` items with the largest keys; keys begin with a time, so the oldest go."""
+    """Keep the `limit` items with the largest keys: these begin with a time or a step, so the oldest are dropped."""
     items.setdefault(key, item)
     if len(items) > limit:
         del items[min(items)]
 
 
-ThingT = TypeVar("ThingT")
-
-
 def frozen_rank(rank: RankState) -> RankState:
-    """A copy that stays as it is, whatever is heard of the rank later. What is only ever replaced as a whole, and steps
-    that have ended, are shared: of thousands of ranks there are such copies with every key.
+    """Shallow snapshot of a RankState, for paused views. Shares finished steps and everything that is only replaced as
+    a whole: such snapshots of thousands of ranks are taken at every key press.
     """
-    kept = _shared(rank)
-    kept.steps, kept.sequence, kept.cpu_starvation = (
-        _shared(rank.steps),
-        _shared(rank.sequence),
-        rank.cpu_starvation.copy(),
-    )
-    kept.notes, kept.loaders, kept.rss_history = dict(rank.notes), dict(rank.loaders), rank.rss_history.copy()
-    kept.gpus = _frozen_gpus(rank.gpus)
-    return kept
+    frozen = _shallow_copy(rank)
+    frozen.steps, frozen.sequence = _shallow_copy(rank.steps), _shallow_copy(rank.sequence)
+    frozen.cpu_starvation, frozen.rss_history = rank.cpu_starvation.copy(), rank.rss_history.copy()
+    frozen.notes, frozen.loaders = dict(rank.notes), dict(rank.loaders)
+    frozen.gpus = _shallow_copy(rank.gpus)
+    frozen.gpus.histories = {device: _shallow_copy(history) for device, history in rank.gpus.histories.items()}
+    return frozen
 
 
-def _frozen_gpus(gpus: RankGpus) -> RankGpus:
-    kept = _shared(gpus)
-    kept.histories = {device: _shared(history) for device, history in gpus.histories.items()}
-    return kept
-
-
-def _shared(thing: ThingT) -> ThingT:
-    """Another one that holds the same things. Python's own way to copy takes ten times as long."""
-    kept = object.__new__(type(thing))
-    for name in type(thing).__slots__:  # type: ignore[attr-defined]
-        setattr(kept, name, getattr(thing, name))
-    return kept
+def _shallow_copy(original: ItemT) -> ItemT:
+    """Copy an object with slots, ten times as fast as `copy.copy`."""
+    copied = object.__new__(type(original))
+    for name in type(original).__slots__:  # type: ignore[attr-defined]
+        setattr(copied, name, getattr(original, name))
+    return copied

@@ -1,20 +1,19 @@
-"""The state of one run, as far as its messages tell. The only thing that changes it is `RunState`.
+"""State of one run, updated by its messages and by ticks.
 
-Nothing here reads a clock: time comes in with every message and every tick, so that a recording played back reaches
-the same state.
+No clock is read here: time arrives with every message and tick, so that a replay reaches the same state.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, Literal, NoReturn, TypeAlias
 
+from ddpwatch import wire
 from ddpwatch.core.limits import LivenessLimits
 from ddpwatch.core.logs.log_state import LogState
 from ddpwatch.core.state.gpu import CROWDED_MOMENTS, KEPT_MOMENTS, RankGpus
 from ddpwatch.core.state.ingest import (
     apply_note,
     apply_snap,
-    put_tables,
     sanitized_beat,
     sanitized_bye,
     sanitized_hello,
@@ -23,49 +22,30 @@ from ddpwatch.core.state.ingest import (
 )
 from ddpwatch.core.state.rank import Place, RankState
 from ddpwatch.core.state.sanitize import NAME_CHARS, NOTE_CHARS, sanitize, sanitized
-from ddpwatch.core.state.step_store import CAPACITY_STEPS, CROWDED_STEPS, StepRing, StepStore
+from ddpwatch.core.state.step_store import CAPACITY_STEPS, CROWDED_STEPS, StepRing, StepStore, put_tables
 from ddpwatch.errors import UnknownMessage, WireError
-from ddpwatch.wire import (
-    Beat,
-    Buckets,
-    Bye,
-    Checksum,
-    Comms,
-    Gone,
-    Gpus,
-    Held,
-    Hello,
-    Loader,
-    LogLines,
-    Message,
-    Note,
-    Relay,
-    Snap,
-    Stack,
-    Steps,
-    claimed_rank,
-    decode,
-)  # fmt: skip
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
 MAX_EXPECTED: Final = 8192
-"""Ranks that are listed before they were heard; a world that claims to be larger is not taken at its word."""
+"""Maximum number of ranks that are listed before a message of theirs arrives, whatever world size is claimed."""
 MANY_RANKS: Final = 256
-"""Of more ranks than these fewer steps are kept, and they are judged less often."""
+"""Above this number of ranks fewer steps are kept, and the rules are evaluated less often."""
 
 Condition: TypeAlias = Literal["ok", "paused", "ended", "failed", "lost", "silent", "missing"]
-"""Of a rank: `ended` = it said goodbye, `failed` = an exception ended it, `lost` = its process has ended without a
-word, `silent` = its beats stopped, or its process lives and was never heard, `missing` = expected but never heard."""
+"""Of a rank: `ended` = it exited cleanly, `failed` = an exception ended it, `lost` = its process ended without a
+message, `silent` = its heartbeats stopped, or its process runs and never sent one, `missing` = expected, nothing is
+known."""
 RunCondition: TypeAlias = Literal["waiting", "live", "silent", "ended"]
-"""Of the run: `waiting` = no rank heard yet, `silent` = all ranks that were heard are silent or ended."""
+"""Of the run: `waiting` = no rank was heard from, `silent` = all ranks that were heard from are silent or ended."""
 
 
-_OfRank: TypeAlias = (
-    Hello | Steps | Comms | Beat | Gpus | Note | Loader | Checksum | Buckets | Stack | Gone | Held | Bye | Snap
+_Numbered: TypeAlias = (
+    wire.Hello | wire.Steps | wire.Comms | wire.Beat | wire.Gpus | wire.Note | wire.Loader | wire.Checksum | wire.Bye
 )
-"""What is about one rank."""
+"""Messages with sequence numbers, of which duplicates and gaps are detected."""
+_OfRank: TypeAlias = _Numbered | wire.Buckets | wire.Stack | wire.Gone | wire.Held | wire.Snap
 
 
 class RunState:
@@ -77,86 +57,77 @@ class RunState:
         self.name = sanitize(name, NAME_CHARS)
         self.world_size = world_size
         self.now_ns = 0
-        expected = {place.rank: place for place in places}
-        for number in range(min(world_size, MAX_EXPECTED)):
-            expected.setdefault(number, Place(number, "", 0))
+        expected = {number: Place(number, "", 0) for number in range(min(world_size, MAX_EXPECTED))}
+        expected.update((place.rank, place) for place in places)
         store = StepStore(len(expected), self.kept_steps)
-        self.ranks: dict[int, RankState] = {
-            number: RankState(
-                number,
-                sanitize(expected[number].host, NAME_CHARS),
-                expected[number].pid,
-                steps=StepRing(store, row),
-                gpus=RankGpus(self._kept_moments),
-            )
-            for row, number in enumerate(sorted(expected))
+        self.ranks = {
+            number: self._new_rank(number, StepRing(store, row)) for row, number in enumerate(sorted(expected))
         }
+        for number, place in expected.items():
+            self.ranks[number].host, self.ranks[number].pid = sanitize(place.host, NAME_CHARS), place.pid
         self._packed: list[tuple[RankState, bytes]] = []
-        """Steps that have come, and are not kept yet."""
+        """Step tables that were received and not stored yet."""
         self.logs = LogState()
-        """What the watched log files say."""
-        self.relay: Relay | None = None
-        """What the relay said last through which the ranks are heard; None = they are heard directly."""
+        """Findings in the watched log files."""
+        self.relay: wire.Relay | None = None
+        """Latest message of the relay; None = the ranks are connected directly."""
         self.relay_ns = 0
-        """Viewer's clock then, or when the last frame of a rank came through it."""
+        """Viewer's clock at that message, or at the latest frame of a rank."""
         self.viewer_stalls = (0, 0)
-        """Viewer's clock when it last stopped looking, and when it looked again: what it did not hear meanwhile need
-        not have been silent."""
+        """Begin and end of the latest time in which the viewer itself did not run: ranks may have sent heartbeats
+        meanwhile."""
         self.first_ns: int | None = None
-        """Viewer's clock when the first message came."""
+        """Viewer's clock at the first message."""
         self.unreachable: dict[int, str] = {}
-        """Ranks that the viewer cannot listen to, and why."""
+        """Ranks that the viewer cannot connect to, and why."""
         self.unknown = 0
-        """Messages of a kind that this version does not know."""
+        """Number of messages of a type that this version does not know."""
         self.bad_unassigned = 0
-        """Unreadable frames that no rank can be blamed for."""
+        """Number of invalid frames that name no rank."""
         self.bad_reason = ""
-        """Why the last unreadable frame was refused."""
+        """Why the latest invalid frame was refused."""
 
     @property
     def bad(self) -> int:
-        """All frames and steps that could not be used."""
+        """Number of invalid frames and steps of all ranks."""
         return self.bad_unassigned + sum(rank.bad for rank in self.ranks.values())
 
     @property
     def step(self) -> int | None:
-        """The furthest step that a rank is in; None = not known."""
-        # As `RankState.step` has it, without asking each of thousands of ranks for it several times a second.
+        """The furthest step of any rank; None = not known."""
+        # Equals the maximum of `RankState.step`, without a property call for each of thousands of ranks.
         done = max((rank.steps.newest for rank in self.ranks.values()), default=-1) + 1
         under_way = max((rank.beat.step for rank in self.ranks.values() if rank.beat is not None), default=None)
         return max(under_way, done) if under_way is not None else done or None
 
     def ingest(self, payload: bytes | memoryview, now_ns: int) -> int | None:
-        """Read a frame's payload and apply it. Never raises: what cannot be used is counted. Returns the rank that it
-        claims to be of; None = it claims none.
-        """
+        """Decode and apply a frame; an invalid one is counted. Returns the rank that it claims, or None."""
         rank = self._ingest(payload, now_ns)
         self._settle()
         return rank
 
-    def ingest_all(self, reported: Iterable[tuple[bytes | memoryview, int]]) -> list[int | None]:
-        """The same of many payloads, each with its time, in order: of a large run they are sooner taken in together."""
-        take = self._ingest
-        ranks = [take(payload, now_ns) for payload, now_ns in reported]
+    def ingest_all(self, frames: Iterable[tuple[bytes | memoryview, int]]) -> list[int | None]:
+        """Apply many frames, each with its time, in order: their step tables are stored in one batch."""
+        ranks = [self._ingest(payload, now_ns) for payload, now_ns in frames]
         self._settle()
         return ranks
 
     def _ingest(self, payload: bytes | memoryview, now_ns: int) -> int | None:
         try:
-            message = decode(payload)
+            message = wire.decode(payload)
         except UnknownMessage:
             self.unknown += 1
             self.tick(now_ns)
-            return claimed_rank(payload)
+            return wire.claimed_rank(payload)
         except WireError as error:
-            claimed = claimed_rank(payload)
+            claimed = wire.claimed_rank(payload)
             self.count_bad(claimed, str(error))
             self.tick(now_ns)
             return claimed
-        if type(message) is not Beat:
+        if type(message) is not wire.Beat:
             self._apply(message, now_ns)
             return message.rank
-        # Nearly all that ever comes; with thousands of ranks it is worth a shorter way.
+        # Fast path for heartbeats, nearly all of the messages; it matters with thousands of ranks.
         number = message.rank
         rank = self.ranks.get(number)
         if rank is None or rank.last_received_ns is None:
@@ -170,52 +141,50 @@ class RunState:
         return number
 
     def tick(self, now_ns: int, viewer_stall_ns: int = 0) -> None:
-        """Let time pass: silence is an event, too. For `viewer_stall_ns` up to now the viewer itself has not looked."""
+        """Advance the time without a message. For `viewer_stall_ns` up to now the viewer itself did not run."""
         self.now_ns = max(self.now_ns, now_ns)
         if viewer_stall_ns:
             self.viewer_stalls = (now_ns - viewer_stall_ns, now_ns)
 
     def set_unreachable(self, unreachable: Mapping[int, str]) -> None:
-        """Take in whom the viewer cannot listen to now, and why."""
+        """Replace the ranks that the viewer cannot connect to, each with the reason."""
         self.unreachable = {rank: sanitize(why, NOTE_CHARS) for rank, why in unreachable.items()}
 
     def no_heartbeat_ns(self, last_ns: int) -> int:
-        """How long something has been silent that was last heard then. If the viewer was held up soon after that, it
-        counts from when it looked again.
-        """
+        """Time since `last_ns`. If the viewer stalled soon after that, time since the end of the stall."""
         from_ns, until_ns = self.viewer_stalls
         return self.now_ns - (until_ns if from_ns - LivenessLimits.NO_HEARTBEAT_NS <= last_ns < until_ns else last_ns)
 
     def count_bad(self, rank: int | None, reason: str = "") -> None:
-        """Count a frame that could not be used, against its rank where that is known."""
+        """Count an invalid frame, against its rank if that is known."""
         self.bad_reason = sanitize(reason, NOTE_CHARS)
         if rank is not None and rank in self.ranks:
             self.ranks[rank].bad += 1
         else:
             self.bad_unassigned += 1
 
-    def apply(self, message: Message, now_ns: int) -> None:
-        """Take one message in. Duplicates, late ones and those covered by a snapshot change nothing."""
+    def apply(self, message: wire.Message, now_ns: int) -> None:
+        """Apply one message. Duplicates, and messages that a snapshot covers, change nothing."""
         self._apply(message, now_ns)
         self._settle()
 
-    def _apply(self, message: Message, now_ns: int) -> None:
+    def _apply(self, message: wire.Message, now_ns: int) -> None:
         if now_ns > self.now_ns:
             self.now_ns = now_ns
-        if self.first_ns is None and not isinstance(message, (LogLines, Relay)):
+        if self.first_ns is None and not isinstance(message, (wire.LogLines, wire.Relay)):
             self.first_ns = now_ns
         if message.rank >= self.world_size:
             self.count_bad(None, f"rank {message.rank} in a world of {self.world_size}")
             return
-        if isinstance(message, LogLines):
+        if isinstance(message, wire.LogLines):
             self.logs.add(message)
             return
-        if isinstance(message, Relay):
+        if isinstance(message, wire.Relay):
             self.relay, self.relay_ns = sanitized(message, NAME_CHARS), now_ns
             return
-        self._apply_seldom(self._rank(message.rank), message, now_ns)
+        self._apply_to_rank(self._rank(message.rank), message, now_ns)
 
-    def _apply_beat(self, rank: RankState, beat: Beat, now_ns: int) -> None:
+    def _apply_beat(self, rank: RankState, beat: wire.Beat, now_ns: int) -> None:
         table, steps, gpus = beat.table, beat.steps, beat.gpus
         rank.apply_beat(without_steps_and_gpus(sanitized_beat(beat)), now_ns)
         if table:
@@ -227,7 +196,7 @@ class RunState:
             rank.gpus.update(gpus, now_ns)
 
     def _settle(self) -> None:
-        """Keep the packed steps that have come meanwhile: what is told of steps after them comes after them."""
+        """Store the pending step tables. Called before messages about later steps, to keep the order."""
         if self._packed:
             packed, self._packed = self._packed, []
             refused = put_tables([(rank.steps, table) for rank, table in packed])
@@ -235,72 +204,66 @@ class RunState:
                 for (rank, _), bad in zip(packed, refused, strict=True):
                     rank.bad += bad
 
-    def _apply_seldom(self, rank: RankState, message: _OfRank, now_ns: int) -> None:
-        if isinstance(message, Gone):
+    def _apply_to_rank(self, rank: RankState, message: _OfRank, now_ns: int) -> None:
+        # Gone, Held and a Bye without a number come from the viewer's own host: they are not heartbeats.
+        if isinstance(message, wire.Gone):
             rank.apply_gone(message, now_ns)
             return
-        if isinstance(message, Held):
+        if isinstance(message, wire.Held):
             rank.held_by = sanitize(message.by, NAME_CHARS)
             rank.held_ns = now_ns if rank.held_ns is None else rank.held_ns
             return
-        if isinstance(message, Bye) and message.seq == 0:
-            # Outside the numbered stream: a viewer's own word on a rank that had left. It is no sign of life.
+        if isinstance(message, wire.Bye) and message.seq == 0:
             rank.leave(sanitized_bye(message), now_ns)
             return
         self.relay_ns = now_ns
         if rank.last_received_ns is None:
             rank.last_received_ns = now_ns
         match message:
-            case Snap():
+            case wire.Snap():
                 self._settle()
                 apply_snap(rank, message, now_ns)
-            case Buckets():
-                # On demand, hence outside the numbered stream.
+            case wire.Buckets():
                 rank.keep_buckets(message)
-            case Stack():
+            case wire.Stack():
                 rank.keep_stack(sanitized_stack(message), now_ns)
             case _:
                 if rank.sequence.accept(message.seq):
-                    self._apply_live(rank, message, now_ns)
+                    self._apply_numbered(rank, message, now_ns)
 
-    def _apply_live(
-        self,
-        rank: RankState,
-        message: Hello | Steps | Comms | Beat | Gpus | Note | Loader | Checksum | Bye,
-        now_ns: int,
-    ) -> None:
+    def _apply_numbered(self, rank: RankState, message: _Numbered, now_ns: int) -> None:
         match message:
-            case Hello():
+            case wire.Hello():
                 rank.apply_hello(sanitized_hello(message))
-            case Steps():
+            case wire.Steps():
                 self._settle()
                 rank.record(message.steps)
-            case Comms():
+            case wire.Comms():
                 self._settle()
                 rank.amend(message.comms)
-            case Gpus():
+            case wire.Gpus():
                 rank.gpus.update(message, now_ns)
-            case Beat():
+            case wire.Beat():
                 self._apply_beat(rank, message, now_ns)
-            case Note():
+            case wire.Note():
                 apply_note(rank, message, now_ns)
-            case Loader():
+            case wire.Loader():
                 rank.load(sanitized(message, NAME_CHARS))
-            case Checksum():
+            case wire.Checksum():
                 rank.check(sanitized(message, NAME_CHARS))
-            case Bye():
+            case wire.Bye():
                 rank.leave(sanitized_bye(message), now_ns)
             case _:
-                _never(message)
+                _unreachable(message)
 
     def condition(self, rank: RankState) -> Condition:
-        """How the rank is doing at `now_ns`."""
+        """Condition of the rank at `now_ns`."""
         if rank.bye is not None:
             badly = rank.bye.reason == "failed" or (rank.bye.reason == "exit" and (rank.exit_code or 0) > 0)
             return "failed" if badly else "ended"
         if rank.gone_ns is not None:
             return "lost"
-        # One whose process is there to be seen has had the time to speak since then.
+        # A rank that never sent anything counts from when its running process was seen.
         since_ns = rank.held_ns if rank.last_received_ns is None else rank.last_received_ns
         limit_ns = LivenessLimits.NO_HEARTBEAT_NS
         if since_ns is not None and self.now_ns - since_ns >= limit_ns <= self.no_heartbeat_ns(since_ns):
@@ -310,33 +273,32 @@ class RunState:
         return "paused" if rank.beat is not None and rank.beat.pause else "ok"
 
     def run_condition(self) -> RunCondition:
-        """How the run as a whole is doing at `now_ns`."""
-        received: set[Condition] = set()
+        """Condition of the run at `now_ns`."""
+        conditions: set[Condition] = {"missing"}
         for rank in self.ranks.values():
             condition = self.condition(rank)
             if condition in {"ok", "paused"}:
-                # The first of thousands answers it.
                 return "live"
-            received.add(condition)
-        if not received - {"missing"}:
+            conditions.add(condition)
+        if conditions == {"missing"}:
             return "waiting"
-        return "silent" if "silent" in received else "ended"
+        return "silent" if "silent" in conditions else "ended"
 
     @property
     def relay_lost(self) -> bool:
-        """Whether there is a relay, and nothing is heard of it: then silence says nothing about the ranks."""
+        """Whether there is a relay without heartbeats: then silence proves nothing about the ranks."""
         relay = self.relay
         limit_ns = LivenessLimits.NO_HEARTBEAT_NS
         return relay is not None and not relay.ended and self.no_heartbeat_ns(self.relay_ns) >= limit_ns
 
     @property
     def spans_hosts(self) -> bool:
-        """Whether its ranks are known to be on more than one host."""
+        """Whether the ranks are known to be on several hosts."""
         return len({rank.host for rank in self.ranks.values() if rank.host}) > 1
 
     @property
     def unix_ns(self) -> int:
-        """The wall clock now, as the ranks have it; 0 = cannot be told."""
+        """Wall clock of the ranks' hosts at `now_ns`; 0 = not known."""
         for rank in self.ranks.values():
             if rank.beat is not None and rank.last_received_ns is not None:
                 unix_ns = rank.unix_ns_at(rank.beat.mono_ns)
@@ -346,28 +308,27 @@ class RunState:
 
     @property
     def beat_ns(self) -> int:
-        """How often a rank gives a sign of life."""
+        """Heartbeat interval of the ranks."""
         return LivenessLimits.BEAT_NS if self.world_size <= MANY_RANKS else LivenessLimits.MANY_RANKS_BEAT_NS
 
     @property
     def kept_steps(self) -> int:
-        """So many of the latest steps of each rank are known."""
+        """Number of latest steps that are kept of each rank."""
         return CAPACITY_STEPS if self.world_size <= MANY_RANKS else CROWDED_STEPS
 
-    @property
-    def _kept_moments(self) -> int:
-        return KEPT_MOMENTS if self.world_size <= MANY_RANKS else CROWDED_MOMENTS
+    def _new_rank(self, number: int, steps: StepRing) -> RankState:
+        moments = KEPT_MOMENTS if self.world_size <= MANY_RANKS else CROWDED_MOMENTS
+        return RankState(number, steps=steps, gpus=RankGpus(moments))
 
     def _rank(self, number: int) -> RankState:
         rank = self.ranks.get(number)
         if rank is None:
-            steps, gpus = StepRing(StepStore(1, self.kept_steps)), RankGpus(self._kept_moments)
-            rank = RankState(number, steps=steps, gpus=gpus)
-            # A new table: somebody may just be walking through the old one.
+            rank = self._new_rank(number, StepRing(StepStore(1, self.kept_steps)))
+            # A new dict: another thread may be iterating over the old one.
             self.ranks = dict(sorted({**self.ranks, number: rank}.items()))
         return rank
 
 
-def _never(message: NoReturn) -> NoReturn:
-    """Make mypy prove that every kind of message is handled."""
+def _unreachable(message: NoReturn) -> NoReturn:
+    """Make mypy prove that every type of message is handled."""
     raise AssertionError(f"unhandled message {message!r}")

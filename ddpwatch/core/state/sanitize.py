@@ -1,6 +1,6 @@
-"""The one door through which text from outside becomes text that may be shown.
+"""Turns text from outside into text that is safe to show. All text enters the state through here.
 
-Host names, model names, notes and error texts are written by whoever runs the training, or by whoever pretends to.
+Host names, model names, notes and error texts come from the training job, or from anyone who imitates one.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
 NAME_CHARS: Final = 80
-"""Longest host, model, run or group name that is kept."""
+"""Maximum length of host, model, run and group names, in characters."""
 NOTE_CHARS: Final = 1000
-"""Longest note or reason that is kept."""
+"""Maximum length of notes and reasons, in characters."""
 
 _ESCAPE_SEQUENCES: Final = re.compile(
     r"""
@@ -37,18 +37,18 @@ MessageT = TypeVar("MessageT", bound=msgspec.Struct)
 
 
 def is_sanitized(text: str, limit: int) -> bool:
-    """Whether nothing has to be done to it, as a glance tells: plain letters, and not too many."""
+    """Fast check for text that needs no change: printable ASCII within the limit."""
     return text.isascii() and text.isprintable() and len(text) <= limit
 
 
 def are_sanitized(texts: Collection[str], limit: int) -> bool:
-    """The same of several: all at once, which is done sooner than one by one."""
+    """Whether all texts pass `is_sanitized`, in one check of the joined text."""
     text = "".join(texts)
     return text.isascii() and text.isprintable() and (len(text) <= limit or max(map(len, texts)) <= limit)
 
 
 def sanitize(text: str, limit: int) -> str:
-    """One printable line of at most `limit` characters: no controls, no escape sequences, no bidi tricks."""
+    """Reduce text to one printable line of `limit` characters at most: no controls, escape sequences or bidi marks."""
     if not (text.isascii() and text.isprintable()):
         shown = (
             char
@@ -60,7 +60,7 @@ def sanitize(text: str, limit: int) -> str:
 
 
 def sanitized(message: MessageT, limit: int) -> MessageT:
-    """The message with its own text fields tamed. Does not look into nested messages."""
+    """The message with its own text fields sanitized, nested messages excepted."""
     names, values = _text_fields(type(message))
     texts = [text or "" for text in values(message)]
     if are_sanitized(texts, limit):
@@ -73,7 +73,7 @@ def sanitized(message: MessageT, limit: int) -> MessageT:
 
 @cache
 def _text_fields(kind: type[msgspec.Struct]) -> tuple[tuple[str, ...], Callable[[msgspec.Struct], tuple[Any, ...]]]:
-    """Fields that can hold text, and what reads them. Looked up once: a thousand ranks tell who they are all the
+    """Names of the fields that can hold text, and their getter. Cached, because a thousand ranks send these all the
     time.
     """
     info = msgspec.inspect.type_info(kind)

@@ -1,7 +1,8 @@
-"""The last steps of many ranks as one piece of bytes, for checkpoints: a thousand ranks are read in milliseconds.
+"""Compact binary tables of the latest steps of many ranks, for checkpoints: a thousand ranks are decoded in
+milliseconds.
 
-What can be foretold of a number is taken off it, and bytes of the same weight stand together: most are zero, and those
-are left out.
+Predictable columns are delta coded and the bytes of equal significance are stored together (byte shuffle); byte planes
+that are all zero are left out.
 """
 
 from __future__ import annotations
@@ -12,8 +13,7 @@ import msgspec
 import numpy as np
 from msgspec import Meta
 
-from ddpwatch.core.state.ingest import possible
-from ddpwatch.core.state.step_store import COLUMN, COLUMNS
+from ddpwatch.core.state.step_store import COLUMN, COLUMNS, valid_rows
 from ddpwatch.wire import MAX_COLUMNS, MAX_SNAP_STEPS, MIN_COLUMNS, NO_MESSAGE, PHASES, STEP_DEFAULTS, Count
 
 if TYPE_CHECKING:
@@ -23,13 +23,12 @@ if TYPE_CHECKING:
     from ddpwatch.core.state.step_store import IntArray, StepRing
 
 TABLE_RANKS: Final = 64
-"""Ranks in one table."""
+"""Maximum number of ranks in one table."""
 MAX_ROWS: Final = TABLE_RANKS * MAX_SNAP_STEPS
-"""A table that claims more steps is not read: it may be small, and what becomes of it is not."""
-_PREDICTED: Final = [
-    COLUMN[name] for name in ("index", "end_ns", "samples", "batch", "backwards", "flags", "comm_bytes")
-]
-"""Of these columns only the difference to the row before is kept. A column never enters or leaves: tables exist."""
+"""A table that claims more steps is not decoded: all-zero planes take no bytes, so that a small table could claim any
+number."""
+_PREDICTED: Final = [COLUMN[n] for n in ("index", "end_ns", "samples", "batch", "backwards", "flags", "comm_bytes")]
+"""Delta coded columns. The list never changes: recordings depend on it."""
 WEIGHTS: Final = 8
 """Bytes of a number."""
 _SPENT: Final = slice(COLUMN["data_ns"], COLUMN["data_ns"] + len(PHASES))
@@ -38,9 +37,10 @@ _SPENT: Final = slice(COLUMN["data_ns"], COLUMN["data_ns"] + len(PHASES))
 class _Table(msgspec.Struct, array_like=True):
     ranks: Annotated[list[Count], Meta(max_length=TABLE_RANKS)]
     counts: Annotated[list[Count], Meta(max_length=TABLE_RANKS)]
-    """Steps of each of them, which follow each other."""
+    """Number of steps of each rank; the rows of the ranks follow each other."""
     weights: Annotated[bytes, Meta(min_length=MIN_COLUMNS, max_length=MAX_COLUMNS)]
-    """For each column of the writer's version, a bit for each of the eight bytes of a number: whether it is there."""
+    """For each column of the writer's version, a bit for each of the eight bytes of a number: whether that plane is
+    stored."""
     data: bytes
 
 
@@ -48,16 +48,16 @@ _encoder: Final = msgspec.msgpack.Encoder()
 _decoder: Final = msgspec.msgpack.Decoder(_Table)
 
 
-def write_tables(rings: Sequence[tuple[int, StepRing]], most: int) -> Iterator[bytes]:
-    """The latest steps of these ranks, so many of each."""
-    reported = [(rank, rows) for rank, ring in rings if len(rows := ring.latest(most))]
-    for first in range(0, len(reported), TABLE_RANKS):
-        yield _written(reported[first : first + TABLE_RANKS])
+def write_tables(rings: Sequence[tuple[int, StepRing]], steps: int) -> Iterator[bytes]:
+    """Encode the latest `steps` steps of these ranks."""
+    latest = [(rank, rows) for rank, ring in rings if len(rows := ring.latest(steps))]
+    for first in range(0, len(latest), TABLE_RANKS):
+        yield _encode(latest[first : first + TABLE_RANKS])
 
 
 def apply_table(state: RunState, payload: bytes, *, earlier: bool = False) -> None:
-    """Give the ranks the steps of a table; with `earlier` only those that came before what is known. What cannot be
-    read, or cannot be, is passed over.
+    """Store the steps of a table in the ranks' rings; with `earlier` only those before the newest known. Invalid tables
+    and steps are skipped.
     """
     for number, rows in read_table(payload):
         rank = state.ranks.get(number)
@@ -66,55 +66,52 @@ def apply_table(state: RunState, payload: bytes, *, earlier: bool = False) -> No
 
 
 def read_table(payload: bytes) -> Iterator[tuple[int, IntArray]]:
-    """By rank its steps, each as its `COLUMNS`, in order; none if it is no table."""
+    """Decode a table into each rank's steps, as rows of `COLUMNS` in order; nothing if it is invalid."""
     try:
         table = _decoder.decode(memoryview(payload)[len(NO_MESSAGE) :])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return
-    rows = _rows(table) if payload.startswith(NO_MESSAGE) else None
+    rows = _decode(table) if payload.startswith(NO_MESSAGE) else None
     if rows is None:
         return
-    fine = possible(rows)
+    valid = valid_rows(rows)
     first = 0
     for rank, count in zip(table.ranks, table.counts, strict=True):
         own = slice(first, first + count)
-        yield rank, rows[own][fine[own]]
+        yield rank, rows[own][valid[own]]
         first += count
 
 
-def _written(reported: Sequence[tuple[int, IntArray]]) -> bytes:
-    # Column by column in memory: each is worked on by itself.
-    columns = np.ascontiguousarray(np.concatenate([rows for _, rows in reported]).T)
-    # Steps follow each other without a gap: when one ended is known from the one before and its phases.
+def _encode(ranks: Sequence[tuple[int, IntArray]]) -> bytes:
+    columns = np.ascontiguousarray(np.concatenate([rows for _, rows in ranks]).T)
+    # Predict the end of a step from the end of the one before and its phases: steps follow each other without a gap.
     columns[COLUMN["end_ns"]] -= columns[_SPENT].sum(axis=0).cumsum()
     for place in _PREDICTED:
         changed = np.diff(columns[place], prepend=0)
-        # Small ones of either sign become small ones without a sign.
+        # Zigzag coding: small numbers of either sign become small unsigned ones.
         columns[place] = (changed << 1) ^ (changed >> 63)
     columns = columns.astype("<i8", copy=False)
-    there = np.bitwise_or.reduce(columns, axis=1).view(np.uint8) != 0
+    stored = np.bitwise_or.reduce(columns, axis=1).view(np.uint8) != 0
     by_weight = columns.view(np.uint8).reshape(len(columns), -1, WEIGHTS)
-    weights = np.flatnonzero(there).tolist()
-    data = b"".join([by_weight[weight // WEIGHTS, :, weight % WEIGHTS].tobytes() for weight in weights])
-    counts = [len(rows) for _, rows in reported]
-    return NO_MESSAGE + _encoder.encode(
-        _Table([rank for rank, _ in reported], counts, np.packbits(there).tobytes(), data)
-    )
+    planes = [by_weight[plane // WEIGHTS, :, plane % WEIGHTS].tobytes() for plane in np.flatnonzero(stored).tolist()]
+    counts = [len(rows) for _, rows in ranks]
+    table = _Table([rank for rank, _ in ranks], counts, np.packbits(stored).tobytes(), b"".join(planes))
+    return NO_MESSAGE + _encoder.encode(table)
 
 
-def _rows(table: _Table) -> IntArray | None:
-    there = np.unpackbits(np.frombuffer(table.weights, np.uint8)).astype(bool)
-    count, kept = sum(table.counts), int(there.sum())
+def _decode(table: _Table) -> IntArray | None:
+    stored = np.unpackbits(np.frombuffer(table.weights, np.uint8)).astype(bool)
+    count, kept = sum(table.counts), int(stored.sum())
     if len(table.ranks) != len(table.counts) or count > MAX_ROWS or len(table.data) != count * kept:
         return None
     columns = len(table.weights)
     by_weight = np.zeros((count, columns * WEIGHTS), np.uint8)
-    by_weight[:, there] = np.frombuffer(table.data, np.uint8).reshape(kept, count).T
+    by_weight[:, stored] = np.frombuffer(table.data, np.uint8).reshape(kept, count).T
     rows: IntArray = by_weight.view("<i8").astype(np.int64, copy=False)
-    foretold = [column for column in _PREDICTED if column < columns]
-    changed = rows[:, foretold]
+    predicted = [column for column in _PREDICTED if column < columns]
+    changed = rows[:, predicted]
     halves = (changed.view(np.uint64) >> np.uint64(1)).view(np.int64)
-    rows[:, foretold] = (halves ^ -(changed & 1)).cumsum(axis=0)
+    rows[:, predicted] = (halves ^ -(changed & 1)).cumsum(axis=0)
     rows[:, COLUMN["end_ns"]] += rows[:, _SPENT].sum(axis=1).cumsum()
     if columns == len(COLUMNS):
         return rows

@@ -1,4 +1,4 @@
-"""The last steps of one rank, in arrays of a fixed size."""
+"""Ring buffers of the latest steps of each rank, in numpy arrays of a fixed size."""
 
 from __future__ import annotations
 
@@ -20,63 +20,62 @@ if TYPE_CHECKING:
 IntArray: TypeAlias = NDArray[np.int64]
 
 COLUMNS: Final = STEP_COLUMNS
-"""What is kept of a step, one row of the array each."""
+"""Fields of a step, the last axis of the table."""
 COLUMN: Final = {name: row for row, name in enumerate(COLUMNS)}
 TIMES: Final = COLUMNS[COLUMN["data_ns"] : COLUMN["samples"] + 1]
-"""What nearly everybody looks at: the phases, which stand together in their order, and how much was done in them."""
+"""The fields that most readers need: the phases, contiguous and in order, and the number of samples."""
 SYNC: Final = COLUMN["sync_ns"]
 PRESYNC: Final = COLUMN["presync_ns"]
 FLAGS: Final = COLUMN["flags"]
 PHASES: Final = slice(COLUMN["data_ns"], COLUMN["other_ns"] + 1)
-"""A step is their sum."""
+"""Phase durations of a row; their sum is the step."""
 MAX_STEP_NS: Final = 2**55
-"""More than a year: a step that claims to be longer is not believed. It keeps sums inside int64."""
+"""Longest valid step, more than a year. It keeps sums within int64."""
 LARGEST: Final = 2**62
-"""As `wire.Count` has it."""
+"""Largest valid value, the bound of `wire.Count`."""
 _values = attrgetter(*COLUMNS)
 _pack: Final = struct.Struct(f"{len(COLUMNS)}q").pack_into
 _INDEX: Final = COLUMN["index"]
 _END: Final = COLUMN["end_ns"]
 
 CAPACITY_STEPS: Final = MAX_SNAP_STEPS
-"""As many as a snapshot brings, so that a late viewer knows what an early one knows."""
+"""Steps kept of each rank: as many as a snapshot holds, so that a late viewer knows what an early one knows."""
 CROWDED_STEPS: Final = 256
-"""As many are kept of each rank where there are very many ranks, so that memory stays within bounds."""
+"""Steps kept of each rank in runs of more than `MANY_RANKS` ranks, to bound memory."""
 
 
 class StepStore:
-    """The memory of many rings in one piece, so that the same steps of all ranks are read at once."""
+    """Memory of many rings in one array, so that the same steps of all ranks are read at once."""
 
     __slots__ = ("capacity", "index", "table")
 
     def __init__(self, rings: int, capacity: int = CAPACITY_STEPS) -> None:
-        """Set aside all the memory that the rings will ever use."""
         self.capacity = capacity
         self.index: IntArray = np.full((rings, capacity), -1, dtype=np.int64)
-        """(ring, slot): which step is there; -1 = none."""
-        # Only the index needs values: an untouched slot is never read, and its memory never becomes real.
+        """(ring, slot): index of the step in the slot; -1 = none."""
+        # Only the index needs values: an untouched slot is never read, and its pages are never allocated.
         self.table: IntArray = np.empty((rings, capacity, len(COLUMNS)), dtype=np.int64)
-        """(ring, slot, column): a step is written in one piece, and read together with its neighbours."""
+        """(ring, slot, column): the values of a step are contiguous."""
 
     def read(self, rings: Sequence[int], indices: IntArray, columns: Sequence[str] = COLUMNS) -> IntArray:
-        """(ring, column, step) of steps that all of these rings hold, and of these columns, which begin with `TIMES` if
-        they are not all. Of a thousand ranks all columns are megabytes.
+        """Read steps that all of these rings hold as (ring, column, step).
+
+        `columns` is all of `COLUMNS`, or begins with `TIMES`: all columns of a thousand ranks are megabytes.
         """
         table = self.table if list(rings) == list(range(len(self.table))) else self.table[list(rings)]
         read: IntArray = np.empty((len(rings), len(columns), len(indices)), dtype=np.int64)
-        everything = len(columns) == len(COLUMNS)
-        first, together = (0, len(COLUMNS)) if everything else (COLUMN[TIMES[0]], len(TIMES))
-        for where, slots in _runs(indices % self.capacity):
+        first, adjacent = (0, len(COLUMNS)) if len(columns) == len(COLUMNS) else (COLUMN[TIMES[0]], len(TIMES))
+        for where, slots in _ranges(indices % self.capacity):
             cut = table[:, slots]
-            read[:, :together, where] = cut[:, :, first : first + together].transpose(0, 2, 1)
-            for place in range(together, len(columns)):
+            read[:, :adjacent, where] = cut[:, :, first : first + adjacent].transpose(0, 2, 1)
+            for place in range(adjacent, len(columns)):
                 read[:, place, where] = cut[:, :, COLUMN[columns[place]]]
         return read
 
 
-def _runs(slots: IntArray) -> list[tuple[slice, slice | IntArray]]:
-    """Which of the slots stand side by side, and where: nothing of these is copied on the way. Steps that go round the
-    end of the ring are two runs; of more they are left as they are.
+def _ranges(slots: IntArray) -> list[tuple[slice, slice | IntArray]]:
+    """Contiguous ranges of slots as pairs of slices, which numpy reads without a copy. Steps that wrap around the end
+    of the ring are two ranges; slots in more than two stay an index array.
     """
     breaks = np.flatnonzero(np.diff(slots) != 1) + 1
     if len(breaks) > 1:
@@ -90,78 +89,74 @@ def _runs(slots: IntArray) -> list[tuple[slice, slice | IntArray]]:
 
 
 class StepRing:
-    """Steps by index, each at most once. Late ones find their place; those older than the window are dropped.
+    """Ring buffer of steps by index. Late steps find their slot; those older than the capacity are dropped.
 
-    A step lives in slot `index % capacity`, so taking one costs the same however long the run is, and what is kept does
-    not depend on the order of arrival.
+    A step is in slot `index % capacity`, so that a write takes constant time and the contents do not depend on the
+    order of arrival.
     """
 
     __slots__ = ("_bytes", "_capacity", "_flagged", "_index", "_slots", "_whole_from", "newest", "row", "store")
 
     def __init__(self, store: StepStore | None = None, row: int = 0) -> None:
-        """Live in a row of the store, or in a store of its own."""
-        self._live_in(store if store is not None else StepStore(1), row)
+        """Use a row of the store, or a store of its own."""
+        self._attach(store if store is not None else StepStore(1), row)
         self.newest = -1
-        """Index of the newest step; -1 = none yet."""
+        """Index of the newest step; -1 = none."""
         self._whole_from = 0
-        """From here to the newest no step is missing."""
+        """First step of the gapless range that ends with the newest."""
         self._flagged = -1
         """Index of the newest step with a flag."""
 
-    def _live_in(self, store: StepStore, row: int) -> None:
+    def _attach(self, store: StepStore, row: int) -> None:
         self.store, self.row = store, row
         self._capacity = store.capacity
         self._index = store.index[row]
-        # Views that give and take plain integers: numpy's own would cost more than all the rest.
+        # Memory views read and write plain integers; numpy scalars would cost more than all the rest.
         self._slots = memoryview(self._index)
         self._bytes = memoryview(store.table[row].reshape(-1).view(np.uint8))
 
     def __getstate__(self) -> tuple[StepStore, int, int, int, int]:
-        """For copies: views cannot be copied, what they look at can."""
+        """Supports pickling: memory views cannot be pickled."""
         return self.store, self.row, self.newest, self._whole_from, self._flagged
 
     def __setstate__(self, state: tuple[StepStore, int, int, int, int]) -> None:
-        """Look at the copy of the store."""
+        """Create views into the unpickled store."""
         store, row, self.newest, self._whole_from, self._flagged = state
-        self._live_in(store, row)
+        self._attach(store, row)
 
     def put_all(self, steps: Sequence[Step]) -> int:
-        """Keep finished steps; how many of them are impossible, or contradict what was told before."""
+        """Store finished steps. Returns the number of invalid ones and of those that contradict a stored step."""
         return self._put_values(map(_values, steps))
 
     def put_table(self, table: bytes, *, upto: int | None = None) -> int:
-        """The same of steps as `wire.pack_steps` writes them, without those later than `upto`. What is left over counts
-        as one that is impossible.
+        """Store the steps of a `wire.pack_steps` table up to index `upto`; returns as `put_all` does. Excess bytes
+        count as one invalid step.
         """
-        reported = [values for values in unpack_steps(table) if upto is None or values[_INDEX] <= upto]
-        fine = [values for values in reported if min(values) >= 0 and max(values) <= LARGEST]
-        return len(reported) - len(fine) + bool(len(table) % STEP_BYTES) + self._put_values(fine)
+        received = [values for values in unpack_steps(table) if upto is None or values[_INDEX] <= upto]
+        valid = [values for values in received if min(values) >= 0 and max(values) <= LARGEST]
+        return len(received) - len(valid) + bool(len(table) % STEP_BYTES) + self._put_values(valid)
 
-    def _put_values(self, reported: Iterable[tuple[int, ...]]) -> int:
-        refused, follower = 0, self.newest + 1
-        for values in reported:
+    def _put_values(self, rows: Iterable[tuple[int, ...]]) -> int:
+        refused, following = 0, self.newest + 1
+        for values in rows:
             index = values[_INDEX]
             if values[PRESYNC] > values[SYNC] or sum(values[PHASES]) > MAX_STEP_NS:
                 refused += 1
-            elif index == follower and not values[FLAGS]:
-                # Nearly every step there is; with thousands of ranks it is worth a shorter way.
+            elif index == following and not values[FLAGS]:
+                # Fast path for nearly every step; it matters with thousands of ranks.
                 slot = index % self._capacity
                 _pack(self._bytes, slot * STEP_BYTES, *values)
                 self._slots[slot] = self.newest = index
-                follower += 1
+                following += 1
             else:
                 refused += not self._put(values)
-                follower = self.newest + 1
+                following = self.newest + 1
         return refused
 
-    def put(self, step: Step) -> bool:
-        """Keep the step, unless a newer one has its place. False = it contradicts what was told before.
-
-        A rank counts upwards: one that has fallen far behind its own count contradicts itself, too.
-        """
-        return self._put(_values(step))
-
     def _put(self, values: tuple[int, ...]) -> bool:
+        """Store a step, unless a newer one has its slot. False = it contradicts a stored step, or is far older than the
+        newest: a rank counts upwards.
+        """
         index = values[_INDEX]
         slot = index % self._capacity
         stored = self._slots[slot]
@@ -176,17 +171,14 @@ class StepRing:
                 self._follow(index)
         elif stored == index:
             return bool(self._table[slot, _END] == values[_END])
-        # A snapshot may be a little behind the live steps that came before it.
+        # A snapshot may be slightly behind live steps that arrived before it.
         return index > self.newest - 2 * CAPACITY_STEPS
 
     def put_rows(self, rows: IntArray) -> None:
-        """Keep many steps at once, each as its `COLUMNS`, as if they were put one after the other; what was told before
-        stays. Those that do not come in their order are left out.
-        """
+        """Store many steps at once, each as its `COLUMNS`; stored steps stay. Rows out of order are skipped."""
         if not len(rows):
             return
-        in_a_row = self.newest < 0 and bool((rows[1:, 0] - rows[:-1, 0] == 1).all())
-        if in_a_row:
+        if self.newest < 0 and bool((rows[1:, 0] - rows[:-1, 0] == 1).all()):
             rows = rows[-self._capacity :]
             self._write(rows)
             self._whole_from = int(rows[0, 0])
@@ -197,9 +189,9 @@ class StepRing:
         if not len(rows):
             return
         self._write(rows)
-        there = self.indices()
-        gaps = np.flatnonzero(there[1:] - there[:-1] > 1)
-        self._whole_from = int(there[gaps[-1] + 1] if len(gaps) else there[0])
+        stored = self.indices()
+        gaps = np.flatnonzero(stored[1:] - stored[:-1] > 1)
+        self._whole_from = int(stored[gaps[-1] + 1] if len(gaps) else stored[0])
 
     def _write(self, rows: IntArray) -> None:
         indices = rows[:, 0]
@@ -212,13 +204,13 @@ class StepRing:
         self.newest = max(self.newest, int(indices[-1]))
 
     def amend(self, index: int, busy_ns: int, comm_bytes: int) -> None:
-        """Fill in what is told of a step's all-reduces after the step, if it is still there."""
+        """Add the all-reduce figures of a step, which arrive after it, if the step is still stored."""
         if self.has(index):
             row = self._table[index % self._capacity]
             row[COLUMN["busy_ns"]], row[COLUMN["comm_bytes"]] = busy_ns, comm_bytes
 
     def _follow(self, index: int) -> None:
-        """Keep track of what is newest, and of where nothing is missing."""
+        """Update the newest step and the gapless range."""
         if index > self.newest:
             if index > self.newest + 1:
                 self._whole_from = index
@@ -228,7 +220,7 @@ class StepRing:
                 self._whole_from -= 1
 
     def is_plain(self, first: int, last: int) -> bool:
-        """Whether all steps from the first to the last are there, and none of them has a flag: the usual case."""
+        """Whether the ring holds all steps of the range and none has a flag: the common case."""
         return (
             first >= self._whole_from
             and first > self.newest - self._capacity
@@ -236,40 +228,35 @@ class StepRing:
         )
 
     def has(self, index: int) -> bool:
-        """Whether one step is there."""
+        """Whether the ring holds one step."""
         return self._slots[index % self._capacity] == index and index > self.newest - self._capacity
 
     def holds(self, indices: IntArray) -> NDArray[np.bool_]:
-        """Which of these steps are there."""
+        """Which of these steps the ring holds."""
         stored: IntArray = self._index[indices % self._capacity]
         held: NDArray[np.bool_] = (stored == indices) & (indices > self.newest - self._capacity)
         return held
 
     def narrow(self, indices: IntArray, held: NDArray[np.bool_], flags: IntArray) -> None:
-        """Take out of `held` the steps that are not there, and add to `flags` those of the others."""
+        """Clear `held` for steps that the ring does not hold, and OR the flags of the others into `flags`."""
         held &= self.holds(indices)
         flags |= np.where(held, self._table[indices % self._capacity, COLUMN["flags"]], 0)
 
     def column(self, name: str, indices: IntArray) -> IntArray:
-        """One number of these steps. All of them must be held."""
+        """One field of these steps, all of which must be held."""
         values: IntArray = self._table[indices % self._capacity, COLUMN[name]]
         return values
 
     def indices(self) -> IntArray:
-        """Indices of the steps that are there, ascending."""
+        """Indices of the stored steps, ascending."""
         candidates = np.arange(max(0, self.newest - self._capacity + 1), self.newest + 1, dtype=np.int64)
         return candidates[self.holds(candidates)]
 
-    def rows(self, most: int) -> list[list[int]]:
-        """The latest steps, each as its `COLUMNS`: what `wire.Step` is on the wire."""
-        rows: list[list[int]] = self.latest(most).tolist()
-        return rows
-
-    def latest(self, most: int) -> IntArray:
-        """(step, column) of the latest steps: a copy."""
-        first = max(0, self.newest - most + 1)
+    def latest(self, steps: int) -> IntArray:
+        """Copy of the latest steps as (step, column), the layout of `wire.Step`."""
+        first = max(0, self.newest - steps + 1)
         if not self.is_plain(first, self.newest):
-            return self._table[self.indices()[-most:] % self._capacity]
+            return self._table[self.indices()[-steps:] % self._capacity]
         begin, end = first % self._capacity, self.newest % self._capacity + 1
         table = self._table
         return table[begin:end].copy() if begin < end else np.concatenate((table[begin:], table[:end]))
@@ -279,3 +266,71 @@ class StepRing:
         """(slot, column)."""
         table: IntArray = self.store.table[self.row]
         return table
+
+
+MIN_BATCH: Final = 16
+"""Fewer tables are faster to store one by one."""
+_SAFE_NS: Final = MAX_STEP_NS // (PHASES.stop - PHASES.start)
+"""If no phase is longer, no step exceeds `MAX_STEP_NS`."""
+
+
+def put_tables(tables: Sequence[tuple[StepRing, bytes]]) -> list[int]:
+    """Store `wire.pack_steps` tables of many ranks, in order; returns for each what `StepRing.put_table` returns."""
+    if len(tables) >= MIN_BATCH and _put_batch(tables):
+        return [0] * len(tables)
+    return [ring.put_table(table) for ring, table in tables]
+
+
+def _put_batch(tables: Sequence[tuple[StepRing, bytes]]) -> bool:
+    """Store all tables in one numpy operation. False = not in the common case: valid, unflagged, consecutive steps."""
+    store = tables[0][0].store
+    data = b"".join([table for _, table in tables])
+    if not data or len(data) % STEP_BYTES:
+        return False
+    rows: IntArray = np.frombuffer(data, "<i8").reshape(-1, len(COLUMNS)).astype(np.int64, copy=False)
+    if not (_are_plain(rows) and all(ring.store is store for ring, _ in tables)):
+        return False
+    firsts: list[int] = []
+    counts = [len(table) // STEP_BYTES for _, table in tables]
+    for (ring, _), count in zip(tables, counts, strict=True):
+        # In order: several tables may be of one rank.
+        firsts.append(ring.newest + 1)
+        ring.newest += count
+    of_table = np.repeat(np.arange(len(tables)), _array(counts))
+    indices = rows[:, _INDEX]
+    begins = np.cumsum(_array([0, *counts[:-1]]))
+    expected = np.arange(len(rows)) + (_array(firsts) - begins)[of_table]
+    if not (indices == expected).all():
+        for (ring, _), count in zip(tables, counts, strict=True):
+            ring.newest -= count
+        return False
+    where = _array([ring.row for ring, _ in tables])[of_table] * store.capacity + indices % store.capacity
+    store.table.reshape(-1, len(COLUMNS))[where] = rows
+    store.index.reshape(-1)[where] = indices
+    return True
+
+
+def _array(numbers: list[int]) -> IntArray:
+    # `np.array` would inspect each element to find the type.
+    return np.fromiter(numbers, np.int64, len(numbers))
+
+
+def _are_plain(rows: IntArray) -> bool:
+    # The whole table first: that takes no longer than one column.
+    return bool(
+        rows.min() >= 0
+        and rows.max() <= LARGEST
+        and rows[:, PHASES].max() <= _SAFE_NS
+        and not rows[:, FLAGS].any()
+        and (rows[:, PRESYNC] <= rows[:, SYNC]).all()
+    )
+
+
+def valid_rows(rows: IntArray) -> NDArray[np.bool_]:
+    """Which of these steps are valid, by the checks that `wire.Step` and `StepRing` make of single ones."""
+    within = ((rows >= 0) & (rows <= LARGEST)).all(axis=1)
+    phases_ns = rows[:, PHASES]
+    within &= (phases_ns <= MAX_STEP_NS).all(axis=1)
+    within &= np.where(within, phases_ns.sum(axis=1), 0) <= MAX_STEP_NS
+    valid: NDArray[np.bool_] = within & (rows[:, PRESYNC] <= rows[:, SYNC])
+    return valid

@@ -1,4 +1,4 @@
-"""Alerts as plain values for machines, and as lines for people. The keys are a promise, like those of the status."""
+"""Alerts as JSON values, whose keys are a stable interface, and as lines of text; marks and levels of severities."""
 
 from __future__ import annotations
 
@@ -25,32 +25,32 @@ MARKS: Final = {
     Severity.CRITICAL: Cell("✖", Level.BAD),
 }
 STALE: Final = "△"
-"""In front of a stale alert."""
+"""Mark of a stale alert."""
 _COST_DIGITS: Final = 4
 _EVIDENCE_DIGITS: Final = 6
 _NO_TIME: Final = "--:--:--"
 
 
 def mark_of(alert: Alert) -> Cell:
-    """The mark in front of an alert and its color: by its severity, and dim where it is stale."""
+    """Mark and level of an alert: by its severity; dim if it is stale."""
     return Cell(STALE, Level.DIM) if alert.stale else MARKS[alert.finding.severity]
 
 
 def message_of(alert: Alert) -> str:
-    """What is wrong; of a stale alert since when it was not seen, as its message speaks as if it were still so."""
+    """The message; of a stale alert, since when it was not seen, as the message has the present tense."""
     finding = alert.finding
     if alert.seen is None:
         return sanitize(finding.message, NOTE_CHARS)
-    # The subject of a hang is the group that waited, and not the ranks it waited for.
+    # The subject of a hang is the group that waited, not the ranks it waited for.
     subject = ranks_text(finding.ranks) if is_suspect(finding) else sanitize(finding.subject, NAME_CHARS)
-    who = f"{subject}, " if finding.ranks else ""
-    what = f"{sanitize(finding.phase, NAME_CHARS)}, " if finding.phase else ""
-    return f"{who}{what}not seen since step {count(alert.seen.step or 0)}"
+    parts = [subject] if finding.ranks else []
+    parts += [sanitize(finding.phase, NAME_CHARS)] if finding.phase else []
+    return ", ".join([*parts, f"not seen since step {count(alert.seen.step or 0)}"])
 
 
 def alert_object(alert: Alert) -> dict[str, Any]:
-    """The alert as plain values, ready for JSON. What is not known is None; no key is ever left out. `since` is when
-    the trouble began, `opened` when its alert was; its rule has seen it in the steps `from_step` to `upto_step`.
+    """The alert as values for JSON. Unknown = None; all keys are always present. `since` is when the episode began,
+    `opened` when its alert was, `from_step` and `upto_step` where the rule observed it.
     """
     finding = alert.finding
     return {
@@ -74,7 +74,7 @@ def alert_object(alert: Alert) -> dict[str, Any]:
 
 
 def event_object(event: AlertEvent, *, run_id: str, run_name: str) -> dict[str, Any]:
-    """A change of an alert, with the run that it belongs to."""
+    """An event as values for JSON, with its run."""
     return {
         "schema": SCHEMA,
         "event": event.kind,
@@ -84,7 +84,7 @@ def event_object(event: AlertEvent, *, run_id: str, run_name: str) -> dict[str, 
 
 
 def alert_line(alert: Alert, kind: EventKind, zone: tzinfo = timezone.utc) -> Line:
-    """What has happened, in one line that begins with its time of day in that zone."""
+    """An event in one line that begins with the time of day in `zone`."""
     finding = alert.finding
     mark, level, _ = MARKS[finding.severity]
     at = {"opened": alert.since, "changed": alert.last, "closed": alert.closed or alert.last}[kind]
@@ -99,7 +99,7 @@ def alert_line(alert: Alert, kind: EventKind, zone: tzinfo = timezone.utc) -> Li
 
 
 def event_lines(event: AlertEvent, zone: tzinfo = timezone.utc) -> list[Line]:
-    """A change as people read it; what is new comes with what to do."""
+    """An event as lines; an opened alert comes with its advice."""
     lines = [alert_line(event.alert, event.kind, zone)]
     if event.kind == "opened" and event.alert.finding.advice:
         lines.append([Cell(f"           {sanitize(event.alert.finding.advice, NOTE_CHARS)}", Level.DIM)])
@@ -113,6 +113,6 @@ def _plain_value(value: float | int | str) -> float | int | str | None:  # noqa:
 
 
 def iso(unix_ns: int) -> str | None:
-    """As machines write it, in UTC; None = not known."""
+    """ISO 8601 in UTC with milliseconds; None = not known."""
     moment = moment_of(unix_ns)
     return f"{moment:%Y-%m-%dT%H:%M:%S}.{moment.microsecond // 1000:03d}Z" if moment else None

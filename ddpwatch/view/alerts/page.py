@@ -1,4 +1,4 @@
-"""The page of alerts: a list of all that has been found, and everything that is known about one of them."""
+"""The alerts page: a list of all alerts, and the details of one."""
 
 from __future__ import annotations
 
@@ -24,24 +24,25 @@ if TYPE_CHECKING:
 
 SELECTED: Final = "▌"
 TEXT_COLUMNS: Final = 100
-"""Width of an alert that is copied as text; nothing is cut, so it only tells where lines are broken."""
+"""Line width in columns of an alert that is copied as text."""
 SINCE_FROM_COLUMNS: Final = 100
-"""From here on the list tells since when …"""
+"""Width in columns from which on the list has the column SINCE."""
 STATE_FROM_COLUMNS: Final = 60
-"""… and from here on for how long."""
+"""Width in columns from which on the list has the column STATE."""
 RULE_FROM_COLUMNS: Final = 44
+"""Width in columns from which on the list has the column RULE."""
 _SINCE_COLUMNS: Final = 12
 _LASTED_COLUMNS: Final = 14
 _UNITS: Final = {"ms": "ms", "percent": "%", "s": "s"}
-"""How the names of evidence end, and the unit that this stands for."""
+"""Units by the last part of a name of evidence."""
 _WORDS: Final = {WAITED: "waited", WAITING: "who waits"}
 """Names of evidence that would read alike without their units."""
 _IDS: Final = frozenset({"pid", "rank", "port", "step", "id", "seq"})
-"""How the names of numbers end that one looks up, and not reads: they are written as other programs write them."""
+"""Last parts of names of identifiers, which are written without thousands separators, as in other programs."""
 
 
 def all_alerts(run_view: RunView) -> list[Alert]:
-    """Open ones first, the most urgent on top; then closed ones, the newest on top. Seen from the picture's step."""
+    """Open alerts, the most urgent first; then those closed by the step of the view, the newest first."""
     at = run_view.at
     past = [
         alert
@@ -54,7 +55,7 @@ def all_alerts(run_view: RunView) -> list[Alert]:
 def alert_list(
     run_view: RunView, columns: int, rows: int, *, selected: int, first: int, zone: tzinfo = timezone.utc
 ) -> list[Line]:
-    """One line an alert from number `first` on, with a mark before number `selected`. At most `rows` lines."""
+    """One line per alert from number `first` on, with a mark at number `selected`; at most `rows` lines."""
     alerts = all_alerts(run_view)
     if not alerts:
         return capped(_calm(run_view, columns), rows)
@@ -63,18 +64,20 @@ def alert_list(
     first = min(max(first, 0), len(alerts) - 1)
     rest = len(alerts) - first - room
     shown = alerts[first : first + (room - 1 if rest > 0 else room)]
-    lines = [_titles(columns, rule_columns, first)]
+    widths = _widths(columns, rule_columns)
+    what = Cell(f"WHAT   ↑ {count(first)} more" if first else "WHAT", Level.DIM)
+    lines = [[Cell("    "), *(Cell(pad(title, width), Level.DIM) for title, width in widths.items()), what]]
     for place, alert in enumerate(shown, first):
         is_open = place < len(run_view.alerts)
         mark = Cell(SELECTED if place == selected else " ", Level.KEY)
-        lines.append([mark, *_entry(run_view, alert, columns, rule_columns, zone, is_open=is_open)])
+        lines.append([mark, *_entry(run_view, alert, widths, zone, is_open=is_open)])
     if rest > 0:
         lines.append([Cell(f"  … {count(rest + 1)} more", Level.DIM)])
     return [fit(line, columns) for line in lines][: max(rows, 0)]
 
 
 def alert_detail(alert: Alert, columns: int, *, zone: tzinfo = timezone.utc) -> list[Line]:
-    """Everything about one alert: what, since when, the numbers behind it, what to do, and how the rule judges."""
+    """All about one alert: message, advice, times, evidence and the rule's own description."""
     finding, seen = alert.finding, alert.seen
     mark, level, _ = mark_of(alert)
     state = "closed" if alert.closed else "open" if seen is None else f"open, but not seen since {_step(seen)}"
@@ -94,18 +97,18 @@ def alert_detail(alert: Alert, columns: int, *, zone: tzinfo = timezone.utc) -> 
     lines += [*facts(alert_facts(alert, zone), columns), []]
     if finding.evidence:
         lines += [heading("evidence", columns), *_evidence(finding.evidence, columns), []]
-    if text := _rule_text(finding.rule):
+    if text := next((detector.text for detector in DETECTORS if detector.rule == finding.rule), ""):
         lines += [heading("what this rule looks at", columns), *paragraph(text, columns, Level.DIM)]
     return [fit(line, columns) for line in lines]
 
 
 def alert_text(alert: Alert, *, zone: tzinfo = timezone.utc) -> str:
-    """The same as plain text to copy: no control characters but line ends."""
+    """The details as plain text to copy, without control characters but line ends."""
     return "\n".join(plain(line) for line in alert_detail(alert, TEXT_COLUMNS, zone=zone)) + "\n"
 
 
 def _calm(run_view: RunView, columns: int) -> list[Line]:
-    """Nothing is wrong: say what would have been seen."""
+    """Text in place of an empty list: no alert, and the rules that were evaluated."""
     names = ", ".join(detector.rule for detector in DETECTORS)
     when = "" if run_view.at is None else f" at step {count(run_view.at)}"
     hurt = run_view.damage is not None and run_view.damage.alerts
@@ -115,34 +118,31 @@ def _calm(run_view: RunView, columns: int) -> list[Line]:
     return [fit(line, columns), *paragraph(text, columns, Level.DIM, lead=[Cell("  ")])]
 
 
-def _titles(columns: int, rule_columns: int, above: int) -> Line:
-    line = [Cell("    ")]
-    if columns >= SINCE_FROM_COLUMNS:
-        line.append(Cell(pad("SINCE", _SINCE_COLUMNS), Level.DIM))
-    if columns >= STATE_FROM_COLUMNS:
-        line.append(Cell(pad("STATE", _LASTED_COLUMNS), Level.DIM))
-    if columns >= RULE_FROM_COLUMNS:
-        line.append(Cell(pad("RULE", rule_columns), Level.DIM))
-    return [*line, Cell(f"WHAT   ↑ {count(above)} more" if above else "WHAT", Level.DIM)]
+def _widths(columns: int, rule_columns: int) -> dict[str, int]:
+    """Widths of the columns for which there is room, by title."""
+    wanted = (
+        ("SINCE", SINCE_FROM_COLUMNS, _SINCE_COLUMNS),
+        ("STATE", STATE_FROM_COLUMNS, _LASTED_COLUMNS),
+        ("RULE", RULE_FROM_COLUMNS, rule_columns),
+    )
+    return {title: width for title, least, width in wanted if columns >= least}
 
 
-def _entry(run_view: RunView, alert: Alert, columns: int, rule_columns: int, zone: tzinfo, *, is_open: bool) -> Line:
-    finding = alert.finding
+def _entry(run_view: RunView, alert: Alert, widths: dict[str, int], zone: tzinfo, *, is_open: bool) -> Line:
     mark, level, _ = mark_of(alert)
-    is_open = is_open and not alert.stale
-    line = [Cell(f" {mark} ", level if is_open else Level.DIM)]
-    if columns >= SINCE_FROM_COLUMNS:
-        since = _clock(alert.began, zone) or _step(alert.began)
-        line.append(Cell(pad(since, _SINCE_COLUMNS), Level.DIM))
-    if columns >= STATE_FROM_COLUMNS:
-        line.append(Cell(pad(_lasted(run_view, alert), _LASTED_COLUMNS), Level.DIM))
-    if columns >= RULE_FROM_COLUMNS:
-        line.append(Cell(pad(finding.rule, rule_columns), Level.STRONG if is_open else Level.DIM))
-    return [*line, Cell(message_of(alert), Level.PLAIN if is_open else Level.DIM)]
+    texts = {
+        "SINCE": _clock(alert.began, zone) or _step(alert.began),
+        "STATE": _lasted(run_view, alert, is_open=is_open),
+        "RULE": alert.finding.rule,
+    }
+    bright = is_open and not alert.stale
+    line = [Cell(f" {mark} ", level if bright else Level.DIM)]
+    for title, width in widths.items():
+        line.append(Cell(pad(texts[title], width), Level.STRONG if bright and title == "RULE" else Level.DIM))
+    return [*line, Cell(message_of(alert), Level.PLAIN if bright else Level.DIM)]
 
 
-def _lasted(run_view: RunView, alert: Alert) -> str:
-    is_open = alert in run_view.alerts
+def _lasted(run_view: RunView, alert: Alert, *, is_open: bool) -> str:
     if is_open and run_view.at is not None:
         return "open then"
     lasted_s = _between_s(alert.began, alert.closed or run_view.now)
@@ -150,15 +150,15 @@ def _lasted(run_view: RunView, alert: Alert) -> str:
 
 
 def _between_s(first: Moment, last: Moment) -> float:
-    """By the ranks' clock where it is known: who attaches late has not seen it all."""
+    """By the clock of the ranks where it is known: a viewer may have attached late."""
     if first.unix_ns and last.unix_ns:
         return (last.unix_ns - first.unix_ns) / 1e9
     return (last.now_ns - first.now_ns) / 1e9
 
 
 def alert_facts(alert: Alert, zone: tzinfo = timezone.utc) -> list[tuple[str, str]]:
-    """When it was, whom it is about and what it cost, as names and texts. A stale alert was last seen before it was
-    last found: its rule finds it as long as enough of the steps from before are in its window.
+    """Times, ranks, phases and cost of an alert, as names and texts. A stale alert was last seen before it was last
+    found: its rule finds it as long as enough of the earlier steps are in its window.
     """
     finding, seen = alert.finding, alert.seen
     end = alert.closed or seen or alert.last
@@ -167,7 +167,7 @@ def alert_facts(alert: Alert, zone: tzinfo = timezone.utc) -> list[tuple[str, st
     if alert.closed is None:
         pairs.append(("last seen", f"{_moment_text(end, zone, alert.since)}{lasted}"))
     else:
-        # It stays open for a while after its trouble, lest it comes back and goes again.
+        # The alert outlasts its episode by the close delay.
         if waited := waited_s(finding):
             pairs.append(("lasted", f"at least {waited:.1f} s"))
         after = "" if waited else f", {duration(_between_s(alert.began, end))} after it began"
@@ -201,7 +201,7 @@ def _clock(moment: Moment, zone: tzinfo) -> str:
 
 
 def _evidence(evidence: dict[str, float | int | str], columns: int) -> list[Line]:
-    """Numbers stand with their last digit in one line, texts begin where the numbers do."""
+    """Numbers aligned by their last digit, texts by their first character."""
     entries = [(sanitize(name, NAME_CHARS), value) for name, value in evidence.items()]
     labels = {name: _label(name) for name, _ in entries}
     numbers = {name: _number(name, value) for name, value in entries if not isinstance(value, str)}
@@ -219,9 +219,10 @@ def _evidence(evidence: dict[str, float | int | str], columns: int) -> list[Line
 
 
 def evidence_facts(evidence: dict[str, float | int | str]) -> list[tuple[str, str]]:
-    """The numbers behind an alert, as names and texts with their units."""
+    """Evidence of an alert, as names and texts with their units."""
     pairs = []
-    for name, value in ((sanitize(name, NAME_CHARS), value) for name, value in evidence.items()):
+    for raw, value in evidence.items():
+        name = sanitize(raw, NAME_CHARS)
         text = sanitize(value, NOTE_CHARS) if isinstance(value, str) else " ".join(filter(None, _number(name, value)))
         pairs.append((_label(name), text or UNPROVEN))
     return pairs
@@ -243,7 +244,3 @@ def _number(name: str, value: float | int) -> tuple[str, str]:  # noqa: PYI041 -
     if isinstance(value, float):
         return f"{value:,.2f}".replace(",", " "), _UNITS.get(unit, "")
     return count(value), _UNITS.get(unit, "")
-
-
-def _rule_text(rule: str) -> str:
-    return next((detector.text for detector in DETECTORS if detector.rule == rule), "")

@@ -1,7 +1,4 @@
-"""What is wrong, in the few lines that the overview has for it.
-
-A hang on top of everything: who has not arrived, who waits, what the missing rank is doing, and how long is left.
-"""
+"""The alerts panel of the overview, and the banner of a hang above it: missing and waiting ranks, and time left."""
 
 from __future__ import annotations
 
@@ -18,8 +15,6 @@ from ddpwatch.view.cells import Cell, Level, columns_of, fit, line_columns
 from ddpwatch.view.layout import bar, wrap
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from ddpwatch.core.alerts.model import Alert
     from ddpwatch.view.cells import Line
     from ddpwatch.view.run_view import RunView
@@ -27,15 +22,18 @@ if TYPE_CHECKING:
 BAR_COLUMNS: Final = 24
 MAX_ROWS: Final = 7
 LOOKS: Final = 2
-"""A hang that was not found in so many looks is over; rules are asked as often as ranks tell."""
+"""A hang that was not found for this many heartbeat intervals is over."""
 ORDER: Final = (rules.UNEVEN_BATCH, rules.DESYNC, rules.STALL, rules.TIMEOUT)
-"""What says most about who it is comes first."""
+"""Rules about hangs, the most specific first."""
+ROOMY_ROWS: Final = 8
+"""Rows from which on the first alert is shown with its advice, even if others do not fit."""
+_INDENT: Final = 2
 
 
 def hang_of(run_view: RunView) -> Alert | None:
-    """The alert on a hang that goes on; None = there is none, the run has ended, or an earlier step is looked at.
+    """The alert on a hang that goes on; None = there is none, the run has ended, or an earlier step is shown.
 
-    One that is over stays open for a while, lest it flaps; what is on top is what is wrong now.
+    An alert outlasts its hang by the close delay, the banner does not.
     """
     if run_view.at is not None or run_view.condition == "ended":
         return None
@@ -45,20 +43,20 @@ def hang_of(run_view: RunView) -> Alert | None:
 
 
 def stuck_rank(run_view: RunView) -> int | None:
-    """The first rank that the others wait for in a hang; None = there is no hang, or nobody to blame."""
+    """The first rank that the others wait for in a hang; None = there is no hang, or no rank to blame."""
     hang = hang_of(run_view)
     return hang.finding.ranks[0] if hang is not None and hang.finding.ranks else None
 
 
 def hang_lines(run_view: RunView, columns: int) -> list[Line]:
-    """The hang in a few lines; none if there is none. In place of the alert, whose words these are."""
+    """The banner of a hang, in place of its alert; empty = there is none."""
     alert = hang_of(run_view)
     if alert is None:
         return []
     finding, facts = alert.finding, alert.finding.evidence
     mark, level, _ = MARKS[finding.severity]
     headline, _, doing = sanitize(finding.message, NOTE_CHARS).partition(". ")
-    headline = headline.partition(", timeout in ")[0]  # which the clock tells
+    headline = headline.partition(", timeout in ")[0]  # which the last line shows
     lines: list[Line] = [
         [Cell("  " if place else f"{mark} ", level), Cell(text, Level.STRONG)]
         for place, text in enumerate(wrap(headline, max(columns - 2, 10)))
@@ -73,7 +71,7 @@ def hang_lines(run_view: RunView, columns: int) -> list[Line]:
 
 
 def _clock(facts: dict[str, float | int | str], columns: int, level: Level) -> Line:
-    """How long they have waited, of how long they may."""
+    """Time waited against the timeout."""
     waited_s = float(facts.get("waiting_s", 0.0))
     timeout_s = float(facts.get("timeout_s", 0.0))
     if not timeout_s:
@@ -89,37 +87,31 @@ def _clock(facts: dict[str, float | int | str], columns: int, level: Level) -> L
     return [*line, Cell(what)] if line_columns(line) + columns_of(what) <= columns else line
 
 
-ROOMY_ROWS: Final = 8
-"""From here on the first alert is told with its advice, whatever there is besides."""
-_INDENT: Final = 2
-
-
 def alert_box(run_view: RunView, columns: int, rows: int) -> list[Line]:
-    """The open alerts, most urgent first, whole sentences; what does not fit is counted in the last line.
-
-    A hang has a place of its own above, and is not told twice.
-    """
-    return _Sheet(run_view, columns).box(rows)
+    """The open alerts but the hang in the banner, most urgent first; what does not fit is counted in the last line."""
+    return _Panel(run_view, columns, rows).lines(rows)
 
 
 def alert_rows(run_view: RunView, columns: int, most: int) -> int:
-    """How many rows the box makes use of, where it may have so many."""
-    sheet = _Sheet(run_view, columns)
-    lines = sheet.box(most)
-    return len(lines) if len(lines) < most and sheet.box(len(lines)) == lines else most
+    """Rows that the panel fills of at most `most`."""
+    panel = _Panel(run_view, columns, most)
+    lines = panel.lines(most)
+    return len(lines) if len(lines) < most and panel.lines(len(lines)) == lines else most
 
 
-class _Sheet:
-    """What is to be told, in so many columns. Each text is broken into lines once, however many rows are tried."""
+class _Panel:
+    """The panel at a width in columns. Texts are wrapped once, however many heights up to `most` rows are tried."""
 
-    def __init__(self, run_view: RunView, columns: int) -> None:
+    def __init__(self, run_view: RunView, columns: int, most: int) -> None:
         self._run_view, self._columns = run_view, columns
         self._hang = hang_of(run_view)
         self._alerts = [alert for alert in run_view.alerts if alert is not self._hang]
-        self._known: dict[tuple[object, int], list[Line]] = {}
+        shown = self._alerts[: max(most, 0)]
+        self._messages = [_message(alert, columns) for alert in shown]
+        self._advice = [_advice(alert, columns) for alert in shown]
 
-    def box(self, rows: int) -> list[Line]:
-        """In so many rows at most."""
+    def lines(self, rows: int) -> list[Line]:
+        """At most `rows` lines."""
         run_view, columns, alerts = self._run_view, self._columns, self._alerts
         if self._hang is not None and not alerts:
             return [[Cell("✔ nothing else is wrong", Level.DIM)]][:rows]
@@ -129,61 +121,48 @@ class _Sheet:
         if not run_view.fresh and rows > len(alerts):
             over = "✔ nothing is wrong by now" if run_view.at is None else "✔ nothing was wrong any more"
             lines.append(fit([Cell(over, Level.OK)], columns))
-        for place, block in enumerate(self._blocks(min(len(alerts), rows), rows - len(lines))):
+        for place, block in enumerate(self._blocks(rows, rows - len(lines))):
             after = len(alerts) - place - 1
             if len(lines) + len(block) + bool(after) > rows:
-                # The first one is shown as far as it goes: nothing would be worse than half of it.
+                # The first one is cut rather than left out.
                 shown = _cut(block, rows - bool(after) - len(lines), columns) if not place else []
                 more = after + (not shown)
                 return [*lines, *shown, *([_more(more)] if more and len(lines) + len(shown) < rows else [])]
             lines += block
         return lines
 
-    def _blocks(self, count: int, rows: int) -> list[list[Line]]:
-        """Each of the first alerts by itself. What is wrong goes before what to do about it, of which the first ones
-        have as much as fits after that; the very first also where there is room for it, and not for all the others.
+    def _blocks(self, number: int, rows: int) -> list[list[Line]]:
+        """Lines of each of the first alerts. Messages go before advice, which the first alerts get as far as it fits;
+        in a roomy panel the very first gets it in any case.
         """
-        blocks = [self._block(place, advice=False) for place in range(count)]
+        blocks = self._messages[: max(number, 0)]
         taken = sum(map(len, blocks))
-        for place in range(count):
-            advised = self._block(place, advice=True)
-            taken += len(advised) - len(blocks[place])
+        for place, advice in enumerate(self._advice[: len(blocks)]):
+            taken += len(advice)
             if taken > rows and (place or rows < ROOMY_ROWS):
                 break
-            blocks[place] = advised
+            blocks[place] = [*blocks[place], *advice]
         return blocks
-
-    def _block(self, place: int, *, advice: bool) -> list[Line]:
-        return [*self._part(_message, place), *(self._part(_advice, place) if advice else [])]
-
-    def _part(self, drawn: Callable[[Alert, int], list[Line]], place: int) -> list[Line]:
-        known = self._known.get((drawn, place))
-        if known is None:
-            known = self._known[drawn, place] = drawn(self._alerts[place], self._columns)
-        return known
 
 
 def _message(alert: Alert, columns: int) -> list[Line]:
     mark, level, _ = mark_of(alert)
-    reported = Level.DIM if alert.stale else Level.PLAIN
+    shade = Level.DIM if alert.stale else Level.PLAIN
     first, *rest = wrap(f"{alert.finding.rule}: {message_of(alert)}", max(columns - _INDENT, 10)) or [""]
-    lines: list[Line] = [[Cell(f"{mark} ", level, "show('alerts')"), Cell(first, reported)]]
-    lines += [[Cell(" " * _INDENT), Cell(text, reported)] for text in rest]
+    lines: list[Line] = [[Cell(f"{mark} ", level, "show('alerts')"), Cell(first, shade)]]
+    lines += [[Cell(" " * _INDENT), Cell(text, shade)] for text in rest]
     return [fit(line, columns) for line in lines]
 
 
 def _advice(alert: Alert, columns: int) -> list[Line]:
-    """None for a stale alert."""
-    if alert.stale:
+    if alert.stale or not alert.finding.advice:
         return []
-    reported = (
-        wrap(sanitize(alert.finding.advice, NOTE_CHARS), max(columns - _INDENT, 10)) if alert.finding.advice else []
-    )
-    return [fit([Cell(" " * _INDENT), Cell(text, Level.DIM)], columns) for text in reported]
+    texts = wrap(sanitize(alert.finding.advice, NOTE_CHARS), max(columns - _INDENT, 10))
+    return [fit([Cell(" " * _INDENT), Cell(text, Level.DIM)], columns) for text in texts]
 
 
 def _cut(block: list[Line], rows: int, columns: int) -> list[Line]:
-    """Its first lines; that there are more shows at the end of the last one."""
+    """The first lines of a block, with an ellipsis if lines are cut off."""
     shown = block[: max(0, rows)]
     if not shown or len(shown) == len(block):
         return shown

@@ -108,7 +108,7 @@ def test_the_devices_of_a_model_are_all_that_it_has_parameters_on(monkeypatch):
         TorchDevice(0, "ab11", "0000:1b:00", "H100", 80),
         TorchDevice(5),
     ]
-    assert [device.label for device in found] == ["cuda:1", "cuda:0", "cuda:5"]
+    assert [device.index for device in found] == [1, 0, 5]
 
 
 def test_a_model_on_the_cpu_or_without_parameters_yet_has_no_devices():

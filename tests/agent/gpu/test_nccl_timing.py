@@ -59,7 +59,7 @@ STEPS = [step(k, 100 * (k + 1)) for k in range(5)]
 
 
 def take(times, version, *entries, steps=STEPS):
-    return times.take(operations(dump(version, *entries), ["0"]), steps, UNIX)
+    return times.take(operations(dump(version, *entries), "0"), steps, UNIX)
 
 
 @pytest.mark.parametrize("version", [(2, 4), (2, 6), (2, 8), (2, 9), (2, 10), (2, 13)], ids=str)
@@ -132,7 +132,7 @@ def nccl(monkeypatch):
     return group
 
 
-def test_it_is_enabled_for_groups_and_then_asks_about_once_a_second(nccl, monkeypatch):
+def test_it_is_enabled_for_a_group_and_then_asks_about_once_a_second(nccl, monkeypatch):
     asked = []
     now_s = [0.0]
     monkeypatch.setattr(nccl_times, "monotonic", lambda: now_s[0])
@@ -142,7 +142,7 @@ def test_it_is_enabled_for_groups_and_then_asks_about_once_a_second(nccl, monkey
     times = NcclTimes(dump=lambda *wanted: asked.append(wanted) or record)
 
     assert times.poll(STEPS) == [], "nobody has asked for it"
-    assert times.enable([nccl]) == ""
+    assert times.enable(nccl) == ""
     assert nccl.timed == 1
     assert times.poll(STEPS) == [wire.Comm(1, 2 * MS, 4000)]
     times.poll(STEPS)
@@ -163,7 +163,7 @@ def test_a_recorder_that_takes_long_is_asked_rarely(nccl, monkeypatch):
 
     monkeypatch.setattr(nccl_times, "monotonic", lambda: now_s[0])
     times = NcclTimes(dump=slow)
-    times.enable([nccl])
+    times.enable(nccl)
     for _ in range(100):
         times.poll(STEPS)
         now_s[0] += 0.25
@@ -173,7 +173,7 @@ def test_a_recorder_that_takes_long_is_asked_rarely(nccl, monkeypatch):
 
 def test_a_dump_that_fails_is_no_harm(nccl):
     times = NcclTimes(dump=lambda *wanted: 1 / 0)
-    times.enable([nccl])
+    times.enable(nccl)
 
     assert times.poll(STEPS) == []
 
@@ -182,14 +182,14 @@ def test_gloo_says_that_it_does_not_tell():
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
         times = NcclTimes(dump=lambda *wanted: b"")
-        assert times.enable([dist.group.WORLD]) == NO_GLOO
+        assert times.enable(dist.group.WORLD) == NO_GLOO
         assert times.poll(STEPS) == []
     finally:
         dist.destroy_process_group()
 
 
 def test_a_torch_without_nccl_says_so(nccl):
-    assert "built with NCCL" in NcclTimes().enable([nccl])
+    assert "built with NCCL" in NcclTimes().enable(nccl)
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,8 @@ from ddpwatch.core.state.run import RunState
 from ddpwatch.core.state.step_store import COLUMN
 from ddpwatch.simulator.scenario import Fault, Scenario, frames
 from tests.builders.fake_rank import MS
+from tests.builders.gpu_run import CAPPED, HOT, read_gpus
+from tests.builders.synthetic_run import SECOND, look, make_run, only, train
 from tests.builders.windows import window
 
 OWN_PHASES = [phase for phase in wire.PHASES if phase != "sync"]
@@ -64,7 +66,7 @@ def ever_blamed(monitor):
     return {event.alert.finding.subject for event in monitor.book.drain() if event.alert.finding.rule == "straggler"}
 
 
-def only(monitor):
+def only_alert(monitor):
     alerts = blamed(monitor)
     assert len(alerts) == 1, alerts
     return next(iter(alerts.values()))
@@ -81,7 +83,7 @@ CASES = [
 def test_the_slow_rank_and_its_phase_are_found_and_nobody_else_is_blamed(phase, pattern, world):
     culprit = world - 1
     monitor = judged(world, slow(culprit, phase=phase, **pattern))
-    alert = only(monitor)
+    alert = only_alert(monitor)
 
     assert (alert.finding.subject, alert.finding.ranks) == (f"rank {culprit}", (culprit,))
     assert alert.finding.phase == phase
@@ -92,12 +94,12 @@ def test_the_slow_rank_and_its_phase_are_found_and_nobody_else_is_blamed(phase, 
 
 @pytest.mark.parametrize("culprit", range(4))
 def test_it_does_not_matter_which_rank_it_is(culprit):
-    assert only(judged(4, slow(culprit))).finding.ranks == (culprit,)
+    assert only_alert(judged(4, slow(culprit))).finding.ranks == (culprit,)
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_it_does_not_matter_which_noise_there_was(seed):
-    finding = only(judged(4, slow(2, phase="backward"), seed=seed)).finding
+    finding = only_alert(judged(4, slow(2, phase="backward"), seed=seed)).finding
 
     assert (finding.ranks, finding.phase) == ((2,), "backward")
 
@@ -120,7 +122,7 @@ def test_of_two_that_are_equally_slow_the_job_would_gain_nothing_from_one_alone(
 
 def test_a_slow_host_is_told_as_one_trouble():
     monitor = judged(16, slow(*range(8)))
-    alert = only(monitor)
+    alert = only_alert(monitor)
 
     assert alert.finding.subject == "host node-0"
     assert alert.finding.ranks == tuple(range(8))
@@ -132,7 +134,7 @@ def test_a_slow_host_is_told_as_one_trouble():
 def test_many_slow_ranks_of_all_hosts_are_told_together():
     ranks = range(0, 64, 5)
     monitor = judged(64, slow(*ranks))
-    alert = only(monitor)
+    alert = only_alert(monitor)
 
     assert len(ranks) > StragglerLimits.MAX_SEPARATE
     assert alert.finding.subject == "ranks"
@@ -195,11 +197,11 @@ def test_evaluations_and_pauses_of_all_ranks_blame_nobody():
 
 
 def test_between_evaluations_the_slow_rank_is_still_found():
-    assert only(judged(4, slow(1), evaluate_every=20)).finding.ranks == (1,)
+    assert only_alert(judged(4, slow(1), evaluate_every=20)).finding.ranks == (1,)
 
 
 def test_with_a_rank_unheard_the_others_are_judged_and_the_cost_is_not_guessed():
-    alert = only(judged(4, slow(1), deaf_to={3}))
+    alert = only_alert(judged(4, slow(1), deaf_to={3}))
 
     assert (alert.finding.ranks, alert.finding.phase, alert.finding.cost) == ((1,), "forward", None)
     assert "costs" not in alert.finding.message
@@ -214,14 +216,14 @@ def test_with_most_ranks_unheard_nobody_is_blamed():
 
 def test_the_cost_is_what_the_job_would_save():
     # Of a step of 1.3 the job would save 0.3, less what the next-slowest of three takes longer by chance.
-    assert only(judged(4, slow(1))).finding.cost == pytest.approx(0.3 / 1.3, abs=0.03)
+    assert only_alert(judged(4, slow(1))).finding.cost == pytest.approx(0.3 / 1.3, abs=0.03)
 
 
 @pytest.mark.parametrize("world", [2, 4])
 @pytest.mark.parametrize("steps_since", [18, 21, 25, 40, 90, 200])
 def test_what_it_costs_is_told_of_the_steps_since_it_has_become_slow(world, steps_since):
     """Also at first, when most of the steps that are looked at were before."""
-    alert = only(judged(world, slow(1, onset=120), steps=120 + steps_since, spikes=0.0))
+    alert = only_alert(judged(world, slow(1, onset=120), steps=120 + steps_since, spikes=0.0))
 
     assert alert.finding.pattern is None
     assert alert.finding.cost == pytest.approx(0.3 / 1.3, abs=0.03)
@@ -344,19 +346,19 @@ def test_bursts_with_odd_steps_between_are_one_trouble(burst, step_ms):
 
 
 def test_a_rank_that_is_slow_again_costs_what_it_does_this_time():
-    alert = only(judged(4, slow(1, onset=60, burst=(60, 30)), steps=180, spikes=0.0))
+    alert = only_alert(judged(4, slow(1, onset=60, burst=(60, 30)), steps=180, spikes=0.0))
 
     assert alert.finding.cost == pytest.approx(0.3 / 1.3, abs=0.04)
 
 
 def test_a_rank_that_costs_more_than_half_of_the_time_is_critical():
-    assert only(judged(4, slow(1, size=0.3))).finding.severity == Severity.WARNING
-    assert only(judged(4, slow(1, size=2.5))).finding.severity == Severity.CRITICAL
+    assert only_alert(judged(4, slow(1, size=0.3))).finding.severity == Severity.WARNING
+    assert only_alert(judged(4, slow(1, size=2.5))).finding.severity == Severity.CRITICAL
 
 
 @pytest.mark.parametrize("phase", OWN_PHASES)
 def test_the_message_has_the_numbers_and_the_advice_fits_the_phase(phase):
-    finding = only(judged(4, slow(1, phase=phase))).finding
+    finding = only_alert(judged(4, slow(1, phase=phase))).finding
     words = {
         "data": "DataLoader",
         "forward": "clocks",
@@ -376,7 +378,7 @@ def test_the_message_has_the_numbers_and_the_advice_fits_the_phase(phase):
 
 
 def test_a_rank_that_waits_for_a_core_is_told_so_and_how_to_get_one():
-    finding = only(judged(4, slow(1), reported=short_of_cores({1: 0.25}))).finding
+    finding = only_alert(judged(4, slow(1), reported=short_of_cores({1: 0.25}))).finding
     assert finding.message.endswith("· waited for a core 25 % of the time, others 1 %")
     assert finding.evidence["cores"] in finding.message
     assert "OMP_NUM_THREADS" in finding.advice
@@ -384,14 +386,14 @@ def test_a_rank_that_waits_for_a_core_is_told_so_and_how_to_get_one():
 
 @pytest.mark.parametrize("shares", [{1: 0.02}, dict.fromkeys(range(4), 0.25)], ids=["hardly", "all of them"])
 def test_waiting_for_a_core_that_explains_nothing_is_not_told(shares):
-    finding = only(judged(4, slow(1), reported=short_of_cores(shares))).finding
+    finding = only_alert(judged(4, slow(1), reported=short_of_cores(shares))).finding
     assert "core" not in finding.message
     assert finding.advice == ADVICE["forward"]
 
 
 def test_a_rank_that_is_slow_now_here_and_now_there_is_told_by_all_its_work():
     by_turns = (slow(1, phase=phase, every=3, onset=ONSET + turn) for turn, phase in enumerate(OWN_PHASES[:3]))
-    finding = only(judged(4, *by_turns)).finding
+    finding = only_alert(judged(4, *by_turns)).finding
 
     mine_ms, others_ms = map(float, re.search(r": ([\d.]+) ms of own work, others ([\d.]+)", finding.message).groups())
     assert finding.message.startswith(f"rank 1 is slow, mostly in {finding.phase}: ")
@@ -402,7 +404,7 @@ def test_a_rank_that_is_slow_now_here_and_now_there_is_told_by_all_its_work():
 
 def test_on_a_cpu_nobody_is_sent_to_look_at_gpus():
     on_cpu = {wire.Hello: lambda hello: {"device": "cpu"}}
-    assert only(judged(4, slow(1), reported=on_cpu)).finding.advice == COMPUTING_ON_CPU
+    assert only_alert(judged(4, slow(1), reported=on_cpu)).finding.advice == COMPUTING_ON_CPU
 
 
 @pytest.mark.parametrize(
@@ -414,7 +416,7 @@ def test_on_a_cpu_nobody_is_sent_to_look_at_gpus():
     ],
 )
 def test_the_message_says_how_often_it_is(every, words):
-    finding = only(judged(4, slow(1, every=every))).finding
+    finding = only_alert(judged(4, slow(1, every=every))).finding
 
     assert f" {words}: " in finding.message
     assert finding.evidence["pattern"] == words
@@ -454,7 +456,7 @@ def test_bursts_have_no_pattern_and_their_changes_are_not_told():
 
 
 def test_the_message_of_a_lasting_trouble_says_nothing_of_how_often_it_is():
-    finding = only(judged(4, slow(1))).finding
+    finding = only_alert(judged(4, slow(1))).finding
 
     assert "every" not in finding.message
     assert finding.evidence["pattern"] == "lasting"
@@ -497,3 +499,50 @@ def test_a_rank_that_is_stuck_in_every_fourth_step_costs_what_that_takes():
 
     assert alert.finding.cost > 0.8
     assert alert.finding.severity is Severity.CRITICAL
+
+
+def slow_run(phase="backward", gpus=True, begin_ns=0, **changed):
+    """Rank 3 is slow in a phase for as long as its steps go: 80 of 60 ms."""
+    steps = {rank: train(10, 80, **({phase: 46} if rank == 3 else {"sync": 32})) for rank in range(4)}
+    state = make_run(steps)
+    return read_gpus(state, 10, begin_ns=begin_ns, **changed) if gpus else state
+
+
+def test_a_straggler_with_a_hot_gpu_says_so():
+    found = only(straggler(look(slow_run(r3=HOT))))
+
+    assert found.message.startswith("rank 3 is slow in backward: 46.0 ms, others 16.0 ± 0.00 · costs the job ")
+    assert found.message.endswith(" · clocks 1110 of 1980 MHz, thermal slowdown at 89 °C")
+    assert "gpu-throttle" in found.advice
+    assert found.evidence["clocks"].startswith("clocks 1110")
+
+
+def test_a_straggler_with_low_clocks_and_no_reason_says_what_the_others_have():
+    found = only(straggler(look(slow_run(r3={"sm_mhz": 1200}))))
+
+    assert found.message.endswith(" · clocks 1200 of 1980 MHz, others 1980")
+
+
+@pytest.mark.parametrize(
+    ("phase", "changed"),
+    [
+        ("data", {"r3": HOT}),
+        ("backward", {}),
+        ("backward", {"r0": HOT}),
+        ("backward", {"r3": CAPPED | {"sm_mhz": 1900}}),
+    ],
+    ids=["waits for data", "healthy", "another is hot", "power cap"],
+)
+def test_clocks_are_not_blamed_where_they_explain_nothing(phase, changed):
+    assert "clocks" not in only(straggler(look(slow_run(phase, **changed)))).message
+
+
+def test_clocks_of_another_time_are_not_blamed():
+    assert "clocks" not in only(straggler(look(slow_run(begin_ns=600 * SECOND, r3=HOT)))).message
+
+
+def test_a_straggler_without_gpu_readings_is_told_as_ever():
+    found = only(straggler(look(slow_run(gpus=False))))
+
+    assert "clocks" not in found.message
+    assert "clocks" not in found.evidence

@@ -161,7 +161,7 @@ def test_a_history_that_comes_at_once_is_kept_as_if_it_had_come_moment_by_moment
         tuple(None if place == time % 6 else float(time + place) for place in range(len(CURVES))) for time in times
     ]
     at_once, one_by_one = GpuHistory(5), GpuHistory(5)
-    at_once.fill(list(times), figures)
+    at_once.put_before([(time, values, NOT_REPORTED) for time, values in zip(times, figures, strict=True)])
     for time, values in zip(times, figures, strict=True):
         one_by_one.put(time, values)
 

@@ -32,7 +32,7 @@ steps = st.builds(
 def ring_of(reported, capacity=16):
     ring = StepRing(StepStore(1, capacity))
     for step in reported:
-        ring.put(step)
+        ring.put_all([step])
     return ring
 
 
@@ -59,7 +59,7 @@ def test_many_at_once_are_as_one_after_the_other(before, rows, flagged):
     table = np.array([[getattr(step, name) for name in COLUMNS] for step in later], np.int64).reshape(-1, len(COLUMNS))
     at_once.put_rows(table)
     for step in later:
-        one_by_one.put(step)
+        one_by_one.put_all([step])
 
     held, latest, newest, plain = seen(at_once)
     assert (held, latest, newest) == seen(one_by_one)[:3]

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddpwatch.core.state.rank import RankState
-from ddpwatch.core.state.step_store import CAPACITY_STEPS, COLUMNS, TIMES, StepRing, StepStore
+from ddpwatch.core.state.step_store import CAPACITY_STEPS, COLUMNS, TIMES, StepRing, StepStore, _values
 from ddpwatch.wire import Step
 from tests.builders.fake_rank import MS, make_step
 
@@ -15,7 +15,7 @@ from tests.builders.fake_rank import MS, make_step
 def filled(indices):
     ring = StepRing()
     for index in indices:
-        ring.put(make_step(index, forward=index + 1))
+        ring.put_all([make_step(index, forward=index + 1)])
     return ring
 
 
@@ -60,7 +60,7 @@ def test_an_empty_ring_holds_nothing():
 def test_plain_is_what_is_held_whole_and_without_a_flag(order, flagged, first, length):
     ring = StepRing(StepStore(1, 16))
     for index in order:
-        ring.put(make_step(index, flags=int(index in flagged)))
+        ring.put_all([make_step(index, flags=int(index in flagged))])
     wanted = np.arange(first, first + length)
     held, flags = np.ones(length, dtype=bool), np.zeros(length, dtype=np.int64)
     ring.narrow(wanted, held, flags)
@@ -78,7 +78,7 @@ def test_plain_is_what_is_held_whole_and_without_a_flag(order, flagged, first, l
 def test_steps_in_their_order_are_plain_even_when_the_ring_has_gone_round():
     ring = StepRing(StepStore(1, 16))
     for index in range(100):
-        ring.put(make_step(index))
+        ring.put_all([make_step(index)])
 
     assert ring.is_plain(84, 99)
     assert not ring.is_plain(83, 99)
@@ -96,11 +96,11 @@ def test_steps_that_come_together_are_kept_as_if_they_came_one_by_one(order, fla
         for place, index in enumerate(order)
     ]
     together, one_by_one = StepRing(StepStore(1, 16)), StepRing(StepStore(1, 16))
-    refused = sum(not one_by_one.put(step) for step in steps)
+    refused = sum(not one_by_one._put(_values(step)) for step in steps)
 
     assert together.put_all(steps) == refused
-    assert together.rows(40) == one_by_one.rows(40)
-    assert [row[0] for row in together.rows(40)] == together.indices().tolist()
+    assert together.latest(40).tolist() == one_by_one.latest(40).tolist()
+    assert [row[0] for row in together.latest(40).tolist()] == together.indices().tolist()
     assert all(
         together.is_plain(first, last) == one_by_one.is_plain(first, last)
         for first in range(42)
@@ -115,7 +115,7 @@ def test_of_a_history_that_is_longer_than_what_is_kept_the_end_is_kept():
     for step in steps:
         one_by_one.record([step])
 
-    assert at_once.steps.rows(40) == one_by_one.steps.rows(40)
+    assert at_once.steps.latest(40).tolist() == one_by_one.steps.latest(40).tolist()
     assert at_once.steps.indices().tolist() == list(range(124, 140))
     assert at_once.bad == one_by_one.bad == 0
 

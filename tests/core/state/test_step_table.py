@@ -15,17 +15,16 @@ from hypothesis import strategies as st
 
 from ddpwatch import wire
 from ddpwatch.core.monitor import Monitor
-from ddpwatch.core.state import ingest as packed
+from ddpwatch.core.state import step_store
 from ddpwatch.core.state.checkpoint import CHECKPOINT_STEPS, checkpoint_messages
-from ddpwatch.core.state.ingest import WORTH_IT, put_tables
 from ddpwatch.core.state.run import RunState
 from ddpwatch.core.state.step_codec import read_table
-from ddpwatch.core.state.step_store import COLUMN, MAX_STEP_NS, StepRing, StepStore
+from ddpwatch.core.state.step_store import COLUMN, MAX_STEP_NS, MIN_BATCH, StepRing, StepStore, put_tables
 from ddpwatch.errors import BadFrame
 from ddpwatch.simulator.workload import Endless
 from tests.builders.fake_rank import make_beat, make_gpus, make_hello, make_snap, make_step, steps_of
 
-RANKS = WORTH_IT + 4
+RANKS = MIN_BATCH + 4
 ROW = struct.Struct(f"<{len(wire.STEP_COLUMNS)}q")
 
 
@@ -200,8 +199,8 @@ def test_what_cannot_be_is_counted_against_its_rank_and_harms_no_other(bad):
             st.integers(0, 3),
             st.lists(st.tuples(st.integers(0, 30), st.integers(0, 1), st.integers(1, 2)), max_size=4),
         ),
-        min_size=WORTH_IT,
-        max_size=2 * WORTH_IT,
+        min_size=MIN_BATCH,
+        max_size=2 * MIN_BATCH,
     )
 )
 def test_whatever_comes_together_is_as_one_after_the_other(reported):
@@ -283,8 +282,8 @@ def test_frames_that_are_taken_together_bring_the_same_state_and_the_same_alerts
 
 def test_the_quick_way_is_taken_by_a_run_as_it_is(monkeypatch):
     took = []
-    quick = packed._put_at_once
-    monkeypatch.setattr(packed, "_put_at_once", lambda reported: took.append(quick(reported)) or took[-1])
+    quick = step_store._put_batch
+    monkeypatch.setattr(step_store, "_put_batch", lambda reported: took.append(quick(reported)) or took[-1])
     run = Endless(64, now_ns=0, unix_ns=10**18, history_steps=100)
     state = RunState(run.run_id, run.name, 64)
     state.ingest_all([(run.snap(rank, 0), 0) for rank in range(64)])

@@ -1,4 +1,4 @@
-"""Rules that go by time: memory, and what did not arrive."""
+"""Memory that keeps growing, on the host and on the GPU."""
 
 from __future__ import annotations
 
@@ -7,18 +7,50 @@ import pytest
 
 from ddpwatch import wire
 from ddpwatch.core.alerts.model import Severity
-from ddpwatch.core.detectors.lossy import lossy
 from ddpwatch.core.detectors.memory import memory
 from ddpwatch.core.limits import DEFAULTS, MemoryLimits
 from ddpwatch.core.state.run import RunState
-from tests.builders.ended_run import beating
-from tests.builders.fake_rank import make_beat, make_hello, make_step
-from tests.builders.synthetic_run import SECOND, look, make_run, only, train
+from tests.builders.fake_rank import make_beat
+from tests.builders.gpu_run import read_gpus
+from tests.builders.synthetic_run import SECOND, look, only, run_of
+
+
+def filling(first, last, readings, **changed):
+    """Memory in use that grows from one part of the GPU to another."""
+    total = 80 << 30
+    parts = (first + (last - first) * place / (readings - 1) for place in range(readings))
+    return [{"used_bytes": int(part * total), "total_bytes": total, **changed} for part in parts]
+
+
+def test_a_gpu_that_is_nearly_full_and_grows_is_told():
+    found = only(memory(look(read_gpus(run_of(), 90, r1=filling(0.90, 0.97, 90)))))
+
+    assert found.message.startswith("rank 1 · cuda:0: 97 % of the GPU's memory in use and growing, ")
+    assert "torch holds" not in found.message
+
+
+def test_what_torch_holds_and_cannot_use_is_told_as_a_hint():
+    pieces = {"reserved_bytes": 70 << 30, "allocated_bytes": 40 << 30}
+    found = only(memory(look(read_gpus(run_of(), 90, r1=filling(0.90, 0.97, 90, **pieces)))))
+
+    assert found.message.endswith(" · torch holds 70G and uses 40G of it")
+    assert "expandable_segments" in found.advice
+
+
+@pytest.mark.parametrize(
+    ("first", "last", "readings"), [(0.97, 0.97, 90), (0.5, 0.9, 90), (0.9, 0.97, 20)], ids=["full", "half", "short"]
+)
+def test_memory_that_is_full_or_grows_alone_is_no_trouble(first, last, readings):
+    assert memory(look(read_gpus(run_of(), readings, r1=filling(first, last, readings)))) == []
+
+
+def test_memory_that_was_filled_once_and_stays_is_no_trouble():
+    used = [*filling(0.1, 0.97, 10), *filling(0.97, 0.97, 80)]
+
+    assert memory(look(read_gpus(run_of(), 90, r1=used))) == []
+
 
 MIB, GIB = 1 << 20, 1 << 30
-
-
-# memory
 
 
 def used(bytes_at, world=1, samples=61, ranks=None):
@@ -98,75 +130,3 @@ def test_memory_of_a_rank_that_has_ended_is_no_trouble():
     state.apply(wire.Bye(rank=0, seq=100, reason="exit", text="", mono_ns=1), state.now_ns)
 
     assert memory(look(state)) == []
-
-
-# what did not arrive
-
-
-@pytest.mark.parametrize(("lost", "severity"), [(1, Severity.INFO), (2, Severity.INFO), (3, Severity.WARNING)])
-def test_lost_messages_are_counted(lost, severity):
-    state = beating({})
-    state.apply(make_beat(1, seq=5 + lost, step=90), state.now_ns)
-    finding = only(lossy(look(state)))
-
-    assert finding.message == f"rank 1: {lost} message{'s' if lost > 1 else ''} lost"
-    assert (finding.severity, finding.ranks, finding.subject) == (severity, (1,), "rank 1")
-    assert finding.evidence["lost_messages"] == lost
-
-
-def test_records_that_the_agent_dropped_are_told():
-    state = beating({})
-    state.apply(make_beat(2, seq=5, step=90, dropped=1200), state.now_ns)
-    finding = only(lossy(look(state)))
-
-    assert finding.message == "rank 2: 1 200 records dropped by the agent"
-    assert finding.severity is Severity.WARNING
-
-
-def test_what_cannot_be_read_is_counted_against_its_rank_or_nobody():
-    state = beating({})
-    state.count_bad(1, "wrong type")
-    state.ingest(b"junk", state.now_ns)
-    mine, nobodys = lossy(look(state))
-
-    assert mine.message == "rank 1: 1 unreadable or impossible record"
-    assert nobodys.subject == "unassigned"
-    assert nobodys.message.startswith("1 unreadable frame that no rank can be blamed for, the last because: ")
-
-
-def test_a_rank_whose_times_cannot_be_true_is_told():
-    run = {rank: train(backward=900 if rank == 1 else 16) for rank in range(3)}
-    finding = only(lossy(look(make_run(run))))
-
-    assert finding.message == "rank 1: its steps do not fit those of the others and are left out"
-
-
-def test_an_agent_that_switched_itself_off_is_told_with_its_reason():
-    state = beating({})
-    state.apply(wire.Bye(rank=1, seq=5, reason="off", text="KeyError: 7", mono_ns=1), state.now_ns)
-    finding = only(lossy(look(state)))
-
-    assert finding.message == "rank 1: its agent has switched itself off (KeyError: 7)"
-    assert finding.evidence["off_reason"] == "KeyError: 7"
-    assert "unwatched" in finding.advice
-
-
-@pytest.mark.parametrize(("affected", "findings"), [(8, 8), (9, 1)])
-def test_losses_of_many_ranks_are_one_finding(affected, findings):
-    state = beating({}, world=12)
-    for rank in range(affected):
-        state.apply(make_beat(rank, seq=9, step=90), state.now_ns)
-    found = lossy(look(state))
-
-    assert len(found) == findings
-    if findings == 1:
-        assert found[0].message == "ranks 0-8: 36 messages lost"
-        assert found[0].subject == "ranks"
-
-
-def test_a_world_of_one_can_lose_messages_as_well():
-    state = RunState("ab12cd34", "train", 1)
-    state.apply(make_hello(0, 1, world_size=1), 1)
-    state.apply(wire.Steps(rank=0, seq=9, steps=[make_step(0)]), 1)
-
-    assert only(lossy(look(state))).evidence["lost_messages"] == 7

@@ -1,0 +1,78 @@
+"""Checksums of replicas."""
+
+from __future__ import annotations
+
+import pytest
+
+from ddpwatch import wire
+from ddpwatch.core.alerts.model import Severity
+from ddpwatch.core.detectors.drift import drift
+from tests.builders.synthetic_run import look, make_run, only, train
+
+
+def checked(crcs_by_step, world=4, parameter="fc.weight", **hello):
+    """Replicas with these checksums; None = that rank has taken none."""
+    state = make_run({rank: train() for rank in range(world)}, **hello)
+    check(state, crcs_by_step, parameter)
+    return state
+
+
+def check(state, crcs_by_step, parameter):
+    for step, crcs in crcs_by_step.items():
+        for rank, crc in enumerate(crcs):
+            if crc is not None:
+                message = wire.Checksum(rank=rank, seq=100 + step, step=step, parameter=parameter, offset=0, crc=crc)
+                state.apply(message, 1)
+
+
+def test_a_replica_that_differs_is_named_with_parameter_and_step():
+    finding = only(drift(look(checked({9: [5, 5, 5, 5], 199: [6, 6, 7, 6]}))))
+
+    assert finding.message == "rank 2 differs from the others in parameter fc.weight after step 199"
+    assert finding.ranks == (2,)
+    assert finding.severity is Severity.CRITICAL
+    assert (finding.evidence["step"], finding.evidence["parameter"]) == (199, "fc.weight")
+    assert "load_state_dict" in finding.advice
+
+
+@pytest.mark.parametrize(
+    ("crcs", "ranks"),
+    [([5, 6], (0, 1)), ([5, 5, 6, 6], (0, 1, 2, 3)), ([5, 6, 7, 5, 5], (1, 2)), ([5, None, 6], (0, 2))],
+    ids=["two", "half and half", "two odd ones", "one has not told"],
+)
+def test_without_a_majority_all_that_differ_are_named(crcs, ranks):
+    assert only(drift(look(checked({199: crcs}, world=len(crcs))))).ranks == ranks
+
+
+def test_equal_replicas_and_lonely_checksums_are_fine():
+    assert drift(look(checked({9: [5, 5, 5, 5], 199: [6, 6, 6, 6]}))) == []
+    assert drift(look(checked({9: [5, None, None, None], 199: [None, 6, None, None]}))) == []
+    assert drift(look(checked({9: [5]}, world=1))) == []
+
+
+def test_a_slice_that_is_found_equal_again_has_healed():
+    assert drift(look(checked({9: [5, 5, 5, 6], 199: [7, 7, 7, 7]}))) == []
+
+
+def test_another_slice_that_is_equal_heals_nothing():
+    state = checked({9: [5, 5, 5, 6]})
+    check(state, {199: [7, 7, 7, 7]}, "fc.bias")
+    finding = only(drift(look(state)))
+
+    assert finding.evidence["step"] == 9
+    assert (finding.evidence["differing_slices"], finding.evidence["slices_compared"]) == (1, 2)
+
+
+def test_several_parameters_that_differ_are_one_finding():
+    state = checked({9: [5, 5, 5, 6]})
+    check(state, {199: [7, 7, 7, 8]}, "fc.bias")
+
+    assert only(drift(look(state))).message.endswith("in parameter fc.bias after step 199, and in 1 more before")
+
+
+def test_processes_that_train_models_of_their_own_may_differ():
+    assert drift(look(checked({9: [5, 6, 7, 8]}, kind="plain"))) == []
+
+
+def test_a_check_that_only_one_rank_has_taken_yet_hides_nothing():
+    assert only(drift(look(checked({9: [5, 5, 5, 6], 199: [7, None, None, None]})))).evidence["step"] == 9
