@@ -262,7 +262,7 @@ def run_view(
     )
 
 
-def picture_now(monitor: Monitor, baseline: Profile | None = None, timeline: Timeline | None = None) -> RunView:
+def current_view(monitor: Monitor, baseline: Profile | None = None, timeline: Timeline | None = None) -> RunView:
     """Compute the view of the run now. Repeated calls pass the same timeline, to which only newer steps are added."""
     timeline = Timeline() if timeline is None else timeline
     timeline.follow(monitor.state)

@@ -104,11 +104,11 @@ def blamed(aggregate: RunAggregate, alerts: Sequence[Alert], limits: Limits = DE
         named = [cost for cost in named if cost.share >= _outstanding_share(cost, ranks, min_share)]
     worst_of_host: dict[str, float] = {}
     for cost in ranks:
-        host = aggregate.hosts[aggregate.ranks.index(int(cost.who))]
+        host = aggregate.hosts[aggregate.ranks.index(int(cost.subject))]
         worst_of_host[host] = max(worst_of_host.get(host, 0.0), cost.share)
     for cost in aggregate.host_costs():
         max_one_rank = VerdictLimits.ONE_RANK_SHARE * cost.share
-        if cost.share >= min_share and worst_of_host.get(str(cost.who), 0.0) < max_one_rank:
+        if cost.share >= min_share and worst_of_host.get(str(cost.subject), 0.0) < max_one_rank:
             named.append(cost)
     return sorted(named, key=lambda cost: -cost.share)
 
@@ -142,7 +142,7 @@ def _outstanding_share(cost: Cost, ranks: Sequence[Cost], min_share: float) -> f
 
 def cost_name(cost: Cost) -> str:
     """Name of the rank or host."""
-    return f"rank {cost.who}" if isinstance(cost.who, int) else f"host {sanitize(cost.who, NAME_CHARS)}"
+    return f"rank {cost.subject}" if isinstance(cost.subject, int) else f"host {sanitize(cost.subject, NAME_CHARS)}"
 
 
 def phases_text(cost: Cost) -> str:
@@ -170,7 +170,7 @@ def _slow_when(cost: Cost, alerts: Sequence[Alert], aggregate: RunAggregate) -> 
     found = _main_alert(cost, found, aggregate)
     first = max(min(map(_from, found)), begin)
     now_and_then = "at times " if len(found) > 1 or any(alert.recurred for alert in found) else ""
-    slow_until = aggregate.slow_until(cost.who, first) if isinstance(cost.who, int) else None
+    slow_until = aggregate.slow_until(cost.subject, first) if isinstance(cost.subject, int) else None
     if slow_until is None and any(alert.closed is None for alert in found):
         return f"{now_and_then}from step {count(first)} on"
     reported = max(map(_until, found))
@@ -183,7 +183,7 @@ def _slow_when(cost: Cost, alerts: Sequence[Alert], aggregate: RunAggregate) -> 
 def _alerts_of(cost: Cost, alerts: Sequence[Alert]) -> list[Alert]:
     """Straggler alerts on this rank or host."""
     stragglers = [alert for alert in alerts if alert.finding.rule == rules.STRAGGLER]
-    return [alert for alert in stragglers if cost.who in (*alert.finding.ranks, alert.finding.subject)]
+    return [alert for alert in stragglers if cost.subject in (*alert.finding.ranks, alert.finding.subject)]
 
 
 def _main_alert(cost: Cost, found: list[Alert], aggregate: RunAggregate) -> list[Alert]:
@@ -191,10 +191,10 @@ def _main_alert(cost: Cost, found: list[Alert], aggregate: RunAggregate) -> list
 
     Hiccups long after a short episode would otherwise extend it to the whole run.
     """
-    if not isinstance(cost.who, int):
+    if not isinstance(rank := cost.subject, int):
         return found
-    nearly_all = VerdictLimits.ONE_ALERT_SHARE * _fraction_explained(cost.who, found, aggregate)
-    return next(([alert] for alert in found if _fraction_explained(cost.who, [alert], aggregate) >= nearly_all), found)
+    nearly_all = VerdictLimits.ONE_ALERT_SHARE * _fraction_explained(rank, found, aggregate)
+    return next(([alert] for alert in found if _fraction_explained(rank, [alert], aggregate) >= nearly_all), found)
 
 
 def _fraction_explained(rank: int, found: Sequence[Alert], aggregate: RunAggregate) -> float:
@@ -204,9 +204,9 @@ def _fraction_explained(rank: int, found: Sequence[Alert], aggregate: RunAggrega
 
 def _is_explained(cost: Cost, found: Sequence[Alert], aggregate: RunAggregate) -> bool:
     """Whether these alerts explain most of a rank's cost: the odd steps of a long run may cost more than an episode."""
-    if not isinstance(cost.who, int):
+    if not isinstance(cost.subject, int):
         return True
-    return _fraction_explained(cost.who, found, aggregate) >= VerdictLimits.EXPLAINED_SHARE
+    return _fraction_explained(cost.subject, found, aggregate) >= VerdictLimits.EXPLAINED_SHARE
 
 
 def _from(alert: Alert) -> int:
@@ -338,7 +338,7 @@ def _held_back(costs: Sequence[Cost], lost: float, alerts: Sequence[Alert], aggr
         return f"{name[0].upper()}{name[1:]} held the job back: {how}, {share} lost."
     each = [f"{cost_name(cost)} {_how_text(cost)}, {percent(cost.share)}" for cost in costs[:MAX_NAMED]]
     more = f"; {len(costs) - MAX_NAMED} more" if len(costs) > MAX_NAMED else ""
-    kinds = {isinstance(cost.who, int) for cost in costs}
+    kinds = {isinstance(cost.subject, int) for cost in costs}
     names = f"{len(costs)} {'ranks' if kinds == {True} else 'hosts' if kinds == {False} else 'ranks and hosts'}"
     whose_time = _whose_time(alerts, aggregate)
     return f"{names} held the job back, {percent(lost)} of {whose_time} lost: {'; '.join(each)}{more}."

@@ -13,7 +13,7 @@ from ddpwatch.core.state.rank import Place
 from ddpwatch.core.state.run import RunState
 from ddpwatch.core.units import ranks_text
 from ddpwatch.view.cells import Level, line_columns, plain
-from ddpwatch.view.run_view import picture_now
+from ddpwatch.view.run_view import current_view
 from ddpwatch.view.status import status_object, status_screen
 from tests.builders.fake_rank import MS, make_beat, make_gpu, make_gpus, make_hello, make_snap, make_step
 from tests.view.pages import make_monitor
@@ -38,7 +38,7 @@ def evaluated(state, limits=DEFAULTS):
 
 
 def cells(state, columns=80, rows=None):
-    return status_screen(picture_now(evaluated(state)), columns, rows)
+    return status_screen(current_view(evaluated(state)), columns, rows)
 
 
 def screen(state, columns=80, rows=None):
@@ -80,7 +80,7 @@ RANK_KEYS = [
 def test_the_object_has_the_documented_keys_whatever_is_known(received):
     state = make_state(received=received)
 
-    assert keys(status_object(picture_now(Monitor(state)))) == {
+    assert keys(status_object(current_view(Monitor(state)))) == {
         "schema": None,
         "run": dict.fromkeys(["id", "name", "backend", "world_size", "hosts", "state"]),
         "step": None,
@@ -96,7 +96,7 @@ def test_the_object_has_the_documented_keys_whatever_is_known(received):
 
 def test_the_object_has_the_figures():
     state = make_state()
-    status = status_object(picture_now(Monitor(state)))
+    status = status_object(current_view(Monitor(state)))
 
     assert status["schema"] == 1
     assert status["run"] == {
@@ -139,7 +139,7 @@ def test_the_object_has_the_first_gpu_of_a_rank():
     state = make_state()
     gpus = [make_gpu(power_mw=312_345, throttle=["sw_power_cap"]), make_gpu(device="cuda:1", util_percent=1)]
     state.apply(make_gpus(1, gpus, seq=99, mono_ns=9), 2)
-    status = status_object(picture_now(Monitor(state)))
+    status = status_object(current_view(Monitor(state)))
 
     assert status["ranks"][0]["gpu"] is None
     assert status["ranks"][1]["gpu"] == {
@@ -158,14 +158,14 @@ def test_the_printed_shares_add_up():
     state = RunState("ab12cd34", "train", 3)
     for rank, sync in enumerate((1_000_003, 3_333_331, 7_777_777)):
         state.apply(make_snap(rank, steps=[make_step(index, sync_ns=sync) for index in range(5)]), now_ns=1)
-    shares = status_object(picture_now(Monitor(state)))["allreduce"]
+    shares = status_object(current_view(Monitor(state)))["allreduce"]
 
     assert round(shares["wire_share"] + shares["wait_share"], 4) == shares["share"]
 
 
 def test_a_missing_rank_has_no_figures_and_leaves_waiting_unproven():
     state = make_state(received=3)
-    status = status_object(picture_now(Monitor(state)))
+    status = status_object(current_view(Monitor(state)))
 
     assert status["ranks"][3]["state"] == "missing"
     assert status["ranks"][3]["step_ms"] is None
@@ -178,7 +178,7 @@ def test_the_object_is_json_even_if_a_rank_sends_infinity():
     state = make_state()
     state.apply(make_beat(0, seq=6, cpu_percent=float("inf")), now_ns=2)
 
-    json.dumps(status_object(picture_now(Monitor(state))), allow_nan=False)
+    json.dumps(status_object(current_view(Monitor(state))), allow_nan=False)
     assert screen(state)
 
 
@@ -374,7 +374,7 @@ def test_hostile_names_cannot_reach_the_terminal():
     beat = make_beat(0, pause=HOSTILE)
     state.apply(make_snap(0, hello=hello, beat=beat, steps=[make_step(1), make_step(2)], notes=[note]), now_ns=1)
     state.count_bad(0, HOSTILE)
-    text = "".join(screen(state, 200)) + json.dumps(status_object(picture_now(Monitor(state))), ensure_ascii=False)
+    text = "".join(screen(state, 200)) + json.dumps(status_object(current_view(Monitor(state))), ensure_ascii=False)
 
     assert text.count("evil name") >= 6
     assert text.isprintable()
@@ -400,4 +400,4 @@ def test_a_run_with_only_its_first_step_explains_why_it_has_no_figures():
 
 def test_one_rank_has_no_share_of_an_all_reduce():
     monitor = make_monitor(slow=None, world=1)
-    assert set(status_object(picture_now(monitor))["allreduce"].values()) == {None}
+    assert set(status_object(current_view(monitor))["allreduce"].values()) == {None}
