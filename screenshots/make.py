@@ -38,7 +38,7 @@ from ddpwatch.tui.commands import clean_svg, screen_svg
 from ddpwatch.tui.feed import Feed
 from ddpwatch.tui.replay_app import ReplayDashboard
 from ddpwatch.tui.replay_feed import ReplayFeed
-from ddpwatch.view.run_view import picture_now
+from ddpwatch.view.run_view import current_view
 from ddpwatch.view.status import status_screen
 
 if TYPE_CHECKING:
@@ -196,7 +196,7 @@ def status(size: tuple[int, int]) -> None:
     while not follows.idle:
         follows.advance(0)
     follows.monitor.evaluate_now()
-    lines = status_screen(picture_now(follows.monitor), columns, rows - 1)
+    lines = status_screen(current_view(follows.monitor), columns, rows - 1)
     console = Console(width=columns, record=True, file=io.StringIO(), force_terminal=True, color_system="truecolor")
     for line in lines:
         console.print(_text(line), no_wrap=True, overflow="crop")

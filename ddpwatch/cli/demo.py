@@ -86,7 +86,7 @@ def _simulate(ranks: int) -> None:
 
         open_dashboard(Feed(DEFAULTS, follows=follower, simulated=True))
         return
-    from ddpwatch.view.run_view import picture_now
+    from ddpwatch.view.run_view import current_view
     from ddpwatch.view.status import status_screen
 
     with closing(follower):
@@ -95,4 +95,4 @@ def _simulate(ranks: int) -> None:
         follower.monitor.evaluate_now()
         click.echo("SIMULATED: none of this was measured")
         columns, rows = terminal_size()
-        show(status_screen(picture_now(follower.monitor), columns, rows or 40))
+        show(status_screen(current_view(follower.monitor), columns, rows or 40))

@@ -537,6 +537,25 @@ class SummaryLimits:
     """Cap of a rank's cost in one step, as a fraction of the median step: some odd steps blame nobody."""
 
 
+class VerdictLimits:
+    """Which ranks and hosts the verdict on a recorded run names as slow."""
+
+    WITH_ALERT_SHARE: Final = 0.02
+    """A rank whose alerts explain its cost is named from this fraction of the run's time."""
+    EXPLAINED_SHARE: Final = 0.5
+    """Alerts explain a rank's cost if at least this fraction of it falls into their steps."""
+    ONE_ALERT_SHARE: Final = 0.8
+    """A single alert is shown if it explains this fraction of what all alerts of the rank explain."""
+    OUTSTANDING_FACTOR: Final = 3.0
+    """A rank without such alerts is named if it costs this many times the median of the others."""
+    MIN_EVERYBODY: Final = 3
+    """If this many ranks, and more than half of them, were slow, only those with an outstanding cost are named."""
+    ONE_RANK_SHARE: Final = 0.5
+    """A host is not named if one of its ranks alone has this fraction of its cost."""
+    WHOLE_RUN_SHARE: Final = 0.9
+    """Steps that are at least this fraction of a run count as the whole run."""
+
+
 def limits_from(table: dict[str, Any], where: str) -> Limits:
     """Defaults with the changes of a table. Raises `UsageError` with the key and with where it was read."""
     try:

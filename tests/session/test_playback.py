@@ -28,7 +28,7 @@ from ddpwatch.session.playback import Playback
 from ddpwatch.simulator.scenario import Scenario
 from ddpwatch.simulator.source import SimulatedSource
 from ddpwatch.sources.frames import Frame
-from ddpwatch.view.run_view import picture_now
+from ddpwatch.view.run_view import current_view
 from ddpwatch.view.status import status_object
 from tests.builders.fake_rank import make_beat, make_gpus, make_hello, make_snap, make_step
 from tests.builders.kept_runs import SECOND_NS, UNIX_NS, Heard, received, record, recorder_at, run_file, tape
@@ -77,7 +77,7 @@ def go(playback: Playback, at_ns: int):
 
 def seen(monitor) -> dict:
     """What a viewer shows, except times since an alert was last found."""
-    reported = status_object(picture_now(monitor))
+    reported = status_object(current_view(monitor))
     for alert in reported["alerts"]:
         del alert["last"]
     return reported
@@ -193,7 +193,7 @@ def test_the_batch_size_does_not_change_the_state(slow, monkeypatch):
         with opened(slow[0]) as playback:
             monitor = go(playback, playback.reel.at(8 * SECOND_NS))
             alerts = [(alert.key, alert.since, alert.last, alert.finding) for alert in monitor.book.open.values()]
-            return status_object(picture_now(monitor)), alerts, monitor.state.now_ns
+            return status_object(current_view(monitor)), alerts, monitor.state.now_ns
 
     one_by_one = arrived(0)
     assert one_by_one == arrived(7) == arrived(512)

@@ -15,7 +15,7 @@ from ddpwatch.core.state.run import RunState
 from ddpwatch.view.alerts.format import alert_object, event_lines, event_object
 from ddpwatch.view.alerts.page import alert_facts
 from ddpwatch.view.cells import Level, line_columns, plain
-from ddpwatch.view.run_view import picture_now
+from ddpwatch.view.run_view import current_view
 from ddpwatch.view.status import status_object, status_screen
 from tests.builders.fake_rank import make_hello, make_snap, make_step
 
@@ -65,7 +65,7 @@ def first_line(alert, kind="opened", zone=timezone.utc):
 
 
 def screen(monitor, columns=80, rows=None):
-    return [plain(line) for line in status_screen(picture_now(monitor), columns, rows)]
+    return [plain(line) for line in status_screen(current_view(monitor), columns, rows)]
 
 
 def test_an_alert_as_an_object():
@@ -167,7 +167,7 @@ def test_the_most_severe_come_first_and_of_these_the_oldest():
         make_alert(subject="b", since_ns=2),
     ]
     monitor = put(make_monitor(), *alerts)
-    status = status_object(picture_now(monitor))
+    status = status_object(current_view(monitor))
 
     assert [alert.finding.subject for alert in most_urgent_first(alerts)] == ["a", "b", "c", "d"]
     assert [alert["severity"] for alert in status["alerts"]] == ["critical", "warning", "warning", "info"]
@@ -205,7 +205,7 @@ def test_a_long_alert_gets_two_lines_and_is_cut_to_the_terminal(word):
     short, long = (put(make_monitor(), make_alert(message=word * count)) for count in (1, 300))
     lines = screen(long)
 
-    assert max(line_columns(line) for line in status_screen(picture_now(long), 80)) <= 80
+    assert max(line_columns(line) for line in status_screen(current_view(long), 80)) <= 80
     assert len(lines) == len(screen(short)) + 1
     first = next(number for number, line in enumerate(lines) if line.startswith("▲ straggler"))
     assert lines[first + 1].endswith("…")

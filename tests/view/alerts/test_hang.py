@@ -14,7 +14,7 @@ from ddpwatch.view.outcome import lost_text
 from ddpwatch.view.ranks.columns import badge
 from ddpwatch.view.ranks.detail import rank_page
 from ddpwatch.view.ranks.table import Ordering, arrange
-from ddpwatch.view.run_view import picture_now
+from ddpwatch.view.run_view import current_view
 from ddpwatch.view.status import status_screen
 from ddpwatch.view.summary import summary_lines
 from tests.builders.fake_rank import make_beat, make_group, make_stack, make_step
@@ -141,7 +141,7 @@ def test_status_shows_no_hang_once_all_ranks_have_finished_another_step():
         monitor.ingest(wire.encode(done), 101 * SECOND)
 
     assert ("stall", "group 0") in monitor.book.open, "it may come back"
-    assert texts(status_screen(picture_now(monitor), 100))[0].endswith("● live")
+    assert texts(status_screen(current_view(monitor), 100))[0].endswith("● live")
 
 
 def test_one_whose_data_has_ended_is_shown_as_a_hang_too():
