@@ -129,7 +129,7 @@ def test_the_signal_that_has_ended_a_rank_is_in_the_recording_for_reports_and_re
 
     with closing(Recorded(file)) as recorded:
         report = gather(recorded, recorded.attempts[-1])
-    said = verdict(report.state, report.outcome, report.digest, report.alerts).text
+    said = verdict(report.state, report.outcome, report.aggregate, report.alerts).text
     assert said == "Ended badly: rank 1 was killed (SIGKILL); rank 0 after it."
     assert said.removeprefix("Ended badly: ").rstrip(".") in watcher.stderr, "the same as the watcher has printed"
     with closing(Playback(Recorded(file), playing=False)) as playback:
