@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from ddpwatch.core.metrics.scaling import Profile
-    from ddpwatch.recording.reader import Attempt, Recorded
+    from ddpwatch.recording.reader import Attempt, Recording
 
 baseline_option: Final = click.option(
     "--baseline",
@@ -34,7 +34,7 @@ def baseline_of(path: Path | None) -> Profile | None:
     return read_baseline(path)
 
 
-def select_attempt(recorded: Recorded, number: int | None) -> Attempt:
+def select_attempt(recorded: Recording, number: int | None) -> Attempt:
     """The attempt of this number, from 1; None = the last. Refuses one that does not exist or has no frames."""
     from ddpwatch.recording.schema import NoRecording
 
@@ -48,14 +48,14 @@ def select_attempt(recorded: Recorded, number: int | None) -> Attempt:
     return attempts[number - 1]
 
 
-def say_attempt(recorded: Recorded, asked: int | None, which: str = "this", option: str = "--attempt") -> None:
+def say_attempt(recorded: Recording, asked: int | None, which: str = "this", option: str = "--attempt") -> None:
     """Print on stderr which attempt was read, if there are several and the user chose none."""
     attempts = len(recorded.attempts)
     if asked is None and attempts > 1:
         click.echo(f"{which} is attempt {attempts}, the last; {option} N takes another", err=True)
 
 
-def say_damage(recorded: Recorded, attempt: Attempt, *, partly: bool = False) -> None:
+def say_damage(recorded: Recording, attempt: Attempt, *, partly: bool = False) -> None:
     """Print on stderr what could not be read. Call it after reading, which finds the damage.
 
     `partly` = only the frames that one moment needs were read.

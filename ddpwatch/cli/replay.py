@@ -50,7 +50,7 @@ def command(
 
     Without a terminal the status is printed: at --at, or when the alert was opened, else at the end.
     """
-    from ddpwatch.recording.reader import Recorded
+    from ddpwatch.recording.reader import Recording
     from ddpwatch.session.playback import Playback
 
     if not MIN_SPEED <= speed <= MAX_SPEED:
@@ -61,7 +61,7 @@ def command(
         check_theme(theme)
     against = baseline_of(baseline)
     interactive = not refusal() and not as_json
-    with closing(Playback(Recorded(Path(file)), speed=speed, playing=interactive)) as playback:
+    with closing(Playback(Recording(Path(file)), speed=speed, playing=interactive)) as playback:
         start_ns = _start_ns(playback, at, from_alert, BEFORE_ALERT_NS if interactive else 0)
         notice = ""
         if from_alert is not None and not playback.is_kept(from_alert):

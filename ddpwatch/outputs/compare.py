@@ -10,9 +10,9 @@ from ddpwatch.core.metrics.aggregate import RunAggregate, StepSample
 from ddpwatch.core.metrics.scaling import scaling_of
 from ddpwatch.core.units import plural
 from ddpwatch.errors import UsageError
-from ddpwatch.recording.alerts import troubles
-from ddpwatch.recording.reader import Recorded
-from ddpwatch.recording.steps import Readout
+from ddpwatch.recording.alerts import alerts_at_worst
+from ddpwatch.recording.reader import Recording
+from ddpwatch.recording.steps import StepReader
 from ddpwatch.view.comparison import Side
 from ddpwatch.view.verdict import bad_end_text
 
@@ -26,16 +26,16 @@ if TYPE_CHECKING:
 
 def read_side(
     letter: str,
-    recorded: Recorded,
+    recorded: Recording,
     attempt: Attempt,
     baseline: Profile | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> tuple[StepSample, Side]:
     """Read an attempt as one side, with its scaling against `baseline`; raises UsageError if it has no steps."""
-    readout, sample = Readout(recorded, attempt, progress), StepSample()
+    readout, sample = StepReader(recorded, attempt, progress), StepSample()
     # Over all steps, as in a report; the sample leaves out the first ones.
     whole = RunAggregate.of_run(sample.passing(readout.windows()), tuple(readout.state.ranks))
-    outcome = outcome_of(readout.state, troubles(recorded, attempt, readout.state))
+    outcome = outcome_of(readout.state, alerts_at_worst(recorded, attempt, readout.state))
     bad_end = bad_end_text(outcome)
     profile = sample.profile()
     if profile is None:
@@ -58,7 +58,7 @@ def read_side(
 
 def read_baseline(path: Path, progress: Callable[[int], None] | None = None) -> Profile:
     """Profile of the last attempt with steps; raises UsageError if there is none, or for a run of several ranks."""
-    with closing(Recorded(path)) as recorded:
+    with closing(Recording(path)) as recorded:
         sizes = {attempt.run.world_size for attempt in recorded.attempts}
         if sizes != {1}:
             raise UsageError(
@@ -66,7 +66,7 @@ def read_baseline(path: Path, progress: Callable[[int], None] | None = None) -> 
                 "in one process"
             )
         for attempt in reversed(recorded.attempts):
-            readout = Readout(recorded, attempt, progress)
+            readout = StepReader(recorded, attempt, progress)
             profile = RunAggregate.of_run(readout.windows(), tuple(readout.state.ranks)).profile()
             if profile is not None:
                 return profile

@@ -35,7 +35,7 @@ def test_a_forked_child_that_ends_takes_nothing_of_the_parents_along(start, run_
     parent = start(forks, tmp_path / "stop", how)
     run = find_run(run_dir)
     with Viewer(run.endpoints[0].address) as viewer:
-        viewer.read(lambda viewer: viewer.snap is not None and viewer.steps()[-1:] > [50])
+        viewer.read(lambda viewer: viewer.live and viewer.snap is not None and viewer.steps()[-1:] > [50])
         assert (run_dir / run.id / "run.json").exists()
         assert (run_dir / run.id / "0.sock").exists()
         (tmp_path / "stop").touch()

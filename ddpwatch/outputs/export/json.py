@@ -16,7 +16,7 @@ from ddpwatch.core.metrics.aggregate import P99, RunAggregate
 from ddpwatch.core.metrics.window import SYNC
 from ddpwatch.core.state.sanitize import NAME_CHARS, sanitize
 from ddpwatch.core.units import finite
-from ddpwatch.recording.alerts import troubles
+from ddpwatch.recording.alerts import alerts_at_worst
 from ddpwatch.recording.health import damage_of
 from ddpwatch.version import VERSION
 from ddpwatch.view.alerts.format import alert_object, iso
@@ -58,11 +58,11 @@ def write_json(exported: Exported, file: IO[str]) -> None:
             "attempt": exported.number,
             "attempts": len(exported.recorded.attempts),
             "recorded": {"from": iso(attempt.first_ns), "to": iso(attempt.last_ns)},
-            "manifest": {**manifest_object(state), **_recorded_by(attempt.judged)},
+            "manifest": {**manifest_object(state), **_recorded_by(attempt.recorded_by)},
             "steps": {"left_out": exported.readout.skipped, **_steps(aggregate)},
             "ranks": _ranks(state, aggregate),
             "logged": {name: _series(series) for name, series in exported.logged.series.items()},
-            "alerts": [alert_entry(alert) for alert in troubles(exported.recorded, attempt, state)],
+            "alerts": [alert_entry(alert) for alert in alerts_at_worst(exported.recorded, attempt, state)],
             **_damage(damage_of(exported.recorded, attempt)),
         },
         file,

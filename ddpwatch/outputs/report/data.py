@@ -11,11 +11,11 @@ from ddpwatch.core.diagnosis.outcome import outcome_of
 from ddpwatch.core.metrics.aggregate import RunAggregate
 from ddpwatch.core.metrics.utilization import COLUMNS, Utilization
 from ddpwatch.core.state.sanitize import NAME_CHARS, sanitize
-from ddpwatch.recording.alerts import told_before, troubles
+from ddpwatch.recording.alerts import alerts_at_worst, earlier_alerts
 from ddpwatch.recording.database import lacks_wal
 from ddpwatch.recording.health import damage_of
 from ddpwatch.recording.schema import RecordedBy
-from ddpwatch.recording.steps import Readout
+from ddpwatch.recording.steps import StepReader
 from ddpwatch.view.verdict import before_it
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ddpwatch.core.diagnosis.outcome import Outcome
     from ddpwatch.core.state.run import RunState
     from ddpwatch.recording.health import Damage
-    from ddpwatch.recording.reader import Attempt, Recorded
+    from ddpwatch.recording.reader import Attempt, Recording
 
 UTILIZATION_SAMPLES: Final = 4 * COLUMNS
 """Number of utilization samples of an attempt: a few for each column of a chart."""
@@ -89,7 +89,7 @@ class Report:
         return max(self.ended_ns - self.began_ns, 0) / 1e9
 
 
-def gather(recorded: Recorded, attempt: Attempt, progress: Callable[[int], None] | None = None) -> Report:
+def gather(recorded: Recording, attempt: Attempt, progress: Callable[[int], None] | None = None) -> Report:
     """Read an attempt; `progress` is called with the number of further frames read."""
     utilization, done = Utilization((attempt.last_ns - attempt.first_ns) // UTILIZATION_SAMPLES), 0
 
@@ -100,7 +100,7 @@ def gather(recorded: Recorded, attempt: Attempt, progress: Callable[[int], None]
         if progress is not None:
             progress(frames)
 
-    readout = Readout(recorded, attempt, sample)
+    readout = StepReader(recorded, attempt, sample)
     aggregate = RunAggregate.of_run(readout.windows(), tuple(readout.state.ranks))
     sample(max(readout.frames - done, 0))
     utilization.sample(readout.state, last=True)
@@ -113,24 +113,24 @@ def gather(recorded: Recorded, attempt: Attempt, progress: Callable[[int], None]
         state=readout.state,
         aggregate=aggregate,
         utilization=utilization,
-        alerts=tuple(most_urgent_first(troubles(recorded, attempt, readout.state))),
+        alerts=tuple(most_urgent_first(alerts_at_worst(recorded, attempt, readout.state))),
         earlier_bad_ends=_earlier_bad_ends(recorded, attempt),
         simulated=_is_simulated(readout.state, attempt),
         damage=damage_of(recorded, attempt),
         unclosed=lacks_wal(recorded.path),
         skipped=readout.skipped,
         implausible=tuple(sorted(aggregate.implausible)),
-        recorded_by=attempt.judged,
+        recorded_by=attempt.recorded_by,
     )
 
 
-def _earlier_bad_ends(recorded: Recorded, attempt: Attempt) -> tuple[str, ...]:
+def _earlier_bad_ends(recorded: Recording, attempt: Attempt) -> tuple[str, ...]:
     def other(number: int) -> str:
         """Name of the run, if it differs."""
         run = recorded.attempts[number - 1].run
         return "" if run.name == attempt.run.name else run.name or run.id
 
-    reported = sorted(told_before(recorded, attempt).items(), reverse=True)
+    reported = sorted(earlier_alerts(recorded, attempt).items(), reverse=True)
     return tuple(filter(None, (before_it(number, alerts, other(number)) for number, alerts in reported)))
 
 
