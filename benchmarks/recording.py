@@ -27,7 +27,7 @@ from ddpwatch import rundir, wire
 from ddpwatch.core.state.rank import Place
 from ddpwatch.core.state.run import RunState
 from ddpwatch.errors import DdpwatchError
-from ddpwatch.recording.reader import Recorded
+from ddpwatch.recording.reader import Recording
 from ddpwatch.recording.schema import Columns
 from ddpwatch.recording.storage import RecordingFile
 from ddpwatch.recording.writer import Portion, Recorder
@@ -85,7 +85,7 @@ def _load(flush_ms: float, often: str) -> None:
         finally:
             recorder.send_signal(signal.SIGTERM)
             recorder.wait()
-        with closing(Recorded(file)) as recorded:
+        with closing(Recording(file)) as recorded:
             (attempt,) = recorded.attempts
             steps = sum(
                 len(message.table) // wire.STEP_BYTES
@@ -109,7 +109,7 @@ def large(megabytes: int = LARGE_MB) -> None:
         _make(file, megabytes << 20)
         size = file.stat().st_size
         began_s = time.perf_counter()
-        with closing(Recorded(file)) as recorded:
+        with closing(Recording(file)) as recorded:
             (attempt,) = recorded.attempts
             next(recorded.entries(attempt))
             opened_s = time.perf_counter() - began_s
@@ -132,7 +132,7 @@ def large(megabytes: int = LARGE_MB) -> None:
     )
 
 
-def _seek(recorded: Recorded, attempt: Attempt, at_ns: int) -> RunState:
+def _seek(recorded: Recording, attempt: Attempt, at_ns: int) -> RunState:
     state = attempt.new_state()
     checkpoint = recorded.checkpoint(attempt, at_ns)
     assert checkpoint is not None
@@ -153,7 +153,7 @@ def _make(file: Path, size_bytes: int) -> None:
     """Some seconds of a run as a recorder writes them, then the same with later times until it is large enough."""
     pattern = file.with_name("pattern.ddpw")
     run = _record_pattern(pattern)
-    with closing(Recorded(pattern)) as recorded:
+    with closing(Recording(pattern)) as recorded:
         (attempt,) = recorded.attempts
         entries = list(recorded.entries(attempt))
         checkpoints = []
@@ -206,7 +206,7 @@ def _record_pattern(file: Path) -> rundir.RunFile:
             for rank, topic, payload in made.turn():
                 state.ingest(payload, at_ns)
                 recorder.add([Frame(topic, payload, at_ns)], [rank])
-            recorder.rest(state, at_ns)
+            recorder.flush(state, at_ns)
         recorder.finish(state, at_ns)
     return run
 
@@ -215,7 +215,7 @@ def _has_judged(file: Path, timeout_s: float = 120.0) -> bool:
     """Wait until it has: the histories have been read by then."""
     deadline_s = time.monotonic() + timeout_s
     while time.monotonic() < deadline_s:
-        with suppress(DdpwatchError), closing(Recorded(file)) as recorded:
+        with suppress(DdpwatchError), closing(Recording(file)) as recorded:
             if recorded.alerts():
                 return True
         time.sleep(0.5)

@@ -21,7 +21,7 @@ from ddpwatch.core.alerts.model import Alert, AlertEvent, Finding, Moment, Sever
 from ddpwatch.core.metrics.timeline import Timeline
 from ddpwatch.core.state.rank import Place
 from ddpwatch.core.state.run import RunState
-from ddpwatch.recording.reader import Recorded
+from ddpwatch.recording.reader import Recording
 from ddpwatch.recording.schema import Columns, Entry, pack, pack_messages, unpack, unpack_messages
 from ddpwatch.recording.writer import Recorder
 from ddpwatch.session.playback import Playback
@@ -55,8 +55,8 @@ def make(path: Path, most_bytes: int) -> float:
         while isinstance(item := source.poll(0), Frame):
             recorder.add([item], [state.ingest(item.payload, item.received_ns)])
         if now_ns[0] == began_ns + BASE_NS // 2:
-            recorder.tell(_alert(state), now_ns[0])
-        recorder.rest(state, now_ns[0])
+            recorder.add_events(_alert(state), now_ns[0])
+        recorder.flush(state, now_ns[0])
         while len(recorder._backlog) > BACKLOG:
             time.sleep(0.001)
     recorder.close()
@@ -169,7 +169,7 @@ def _clock(screen: str) -> str:
 def work(path: Path) -> list[float]:
     """Processor time from the wish to the picture, without the drawing: what other programs do not change."""
     took_s = []
-    with closing(Playback(Recorded(path), playing=False)) as playback:
+    with closing(Playback(Recording(path), playing=False)) as playback:
         for number in range(SEEKS):
             began_s = time.process_time()
             playback.seek(playback.reel.at(playback.reel.total_ns * ((number * 37) % 97 + 1) // 100))

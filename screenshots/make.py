@@ -27,7 +27,7 @@ from ddpwatch.cli._terminal import STYLES
 from ddpwatch.core.limits import DEFAULTS
 from ddpwatch.outputs.report.data import gather
 from ddpwatch.outputs.report.page import page
-from ddpwatch.recording.reader import Recorded as RecordedFile
+from ddpwatch.recording.reader import Recording as RecordedFile
 from ddpwatch.recording.writer import Recorder
 from ddpwatch.session.follow import RunFollower
 from ddpwatch.session.playback import Playback
@@ -59,7 +59,7 @@ REPORT_SIZE = 1160, 2600
 UNIX_NS = 1_700_000_000 * SECOND_NS
 
 
-class Recorded:
+class Recording:
     """A source that plays a recording at once, up to a part of it."""
 
     def __init__(self, part: float, recording: Path) -> None:
@@ -92,7 +92,7 @@ class Recorded:
 def recorded(part: float = 0.8, name: str = "demo", recording: Path = RECORDING) -> Feed:
     """A recorded run."""
     run = rundir.RunFile(rundir.SCHEMA, "5ec0de5ec0de5ec0", name, "", 0, 4, 1.7e9, [])
-    return Feed(DEFAULTS, follows=RunFollower(run, DEFAULTS, source=Recorded(part, recording)), find=list)
+    return Feed(DEFAULTS, follows=RunFollower(run, DEFAULTS, source=Recording(part, recording)), find=list)
 
 
 def simulated(ranks: int, played_s: int = PLAYED_S) -> Feed:
@@ -169,7 +169,7 @@ async def replay() -> None:
         recorder = Recorder(path)
         recorder._unix_ns = 1_700_000_000 * SECOND_NS  # noqa: SLF001 - the same picture every time
         run = rundir.RunFile(rundir.SCHEMA, "5ec0de5ec0de5ec0", "demo", "", 0, 4, 1.7e9, [])
-        with closing(RunFollower(run, DEFAULTS, source=Recorded(1.0, RECORDING), recorder=recorder)) as follower:
+        with closing(RunFollower(run, DEFAULTS, source=Recording(1.0, RECORDING), recorder=recorder)) as follower:
             follower.advance(0)
             while not follower.idle:
                 follower.advance(0)

@@ -158,7 +158,7 @@ def recording_summary(recorder: Recorder) -> str:
 
     lost = ""
     if recorder.incomplete:
-        what = plural(recorder.given_up, "frame") if recorder.given_up else "the end of it"
+        what = plural(recorder.dropped_frames, "frame") if recorder.dropped_frames else "the end of it"
         lost = f"{what} could not be kept: {recorder.reason}"
     if not recorder.written:
         return f"nothing was recorded in {recorder.path}: {lost}" if lost else "nothing was recorded"

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from ddpwatch.core.metrics.scaling import Profile
-    from ddpwatch.recording.reader import Attempt, Recorded
+    from ddpwatch.recording.reader import Attempt, Recording
 
 baseline_option: Final = click.option(
     "--baseline",
@@ -34,7 +34,7 @@ def baseline_of(path: Path | None) -> Profile | None:
     return read_baseline(path)
 
 
-def select_attempt(recorded: Recorded, number: int | None) -> Attempt:
+def select_attempt(recorded: Recording, number: int | None) -> Attempt:
     """The attempt of this number, counted from 1; the last, if none is said. Refuses one that is not there, or that
     nothing is there of.
     """
@@ -50,14 +50,14 @@ def select_attempt(recorded: Recorded, number: int | None) -> Attempt:
     return attempts[number - 1]
 
 
-def say_attempt(recorded: Recorded, asked: int | None, which: str = "this", option: str = "--attempt") -> None:
+def say_attempt(recorded: Recording, asked: int | None, which: str = "this", option: str = "--attempt") -> None:
     """A line on stderr if there are several attempts and none was asked for: the last was taken."""
     attempts = len(recorded.attempts)
     if asked is None and attempts > 1:
         click.echo(f"{which} is attempt {attempts}, the last; {option} N takes another", err=True)
 
 
-def say_damage(recorded: Recorded, attempt: Attempt, *, partly: bool = False) -> None:
+def say_damage(recorded: Recording, attempt: Attempt, *, partly: bool = False) -> None:
     """A line on stderr if something could not be read, or is not there. To be called after reading, which finds it;
     `partly` = no more was read than one moment needs.
     """

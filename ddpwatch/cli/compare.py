@@ -88,9 +88,9 @@ def command(
 
 def _read(letter: str, path: Path, attempt: int | None, against: Profile | None) -> tuple[Ledger, Side]:
     from ddpwatch.outputs.compare import read_side
-    from ddpwatch.recording.reader import Recorded
+    from ddpwatch.recording.reader import Recording
 
-    with closing(Recorded(path)) as recorded:
+    with closing(Recording(path)) as recorded:
         run = select_attempt(recorded, attempt)
         with progress_bar(f"reading {letter}", recorded.frames(run)) as progress:
             read = read_side(letter, recorded, run, against, progress)

@@ -43,12 +43,12 @@ def command(*, path: Path, kind: str, output: Path | None, attempt: int | None, 
     from ddpwatch.outputs.export.reader import LAST_STEP, Exported, steps_of
     from ddpwatch.outputs.export.trace import write_trace
     from ddpwatch.outputs.files import STDOUT, atomic_output
-    from ddpwatch.recording.reader import Recorded
+    from ddpwatch.recording.reader import Recording
 
     write = {"csv": write_csv, "json": write_json, "perfetto": write_trace}[kind]
     target = output or path.with_suffix(SUFFIXES[kind])
     span = steps_of(steps) if steps is not None else (0, LAST_STEP)
-    with closing(Recorded(path)) as recorded:
+    with closing(Recording(path)) as recorded:
         run = select_attempt(recorded, attempt)
         # A table has its titles first, which takes a reading of its own.
         frames = recorded.frames(run) * (2 if kind == "csv" else 1)

@@ -50,7 +50,7 @@ def command(
     from pathlib import Path
 
     from ddpwatch.cli._terminal import check_theme, has_terminal
-    from ddpwatch.recording.reader import Recorded
+    from ddpwatch.recording.reader import Recording
     from ddpwatch.session.playback import Playback
 
     if not MIN_SPEED <= speed <= MAX_SPEED:
@@ -61,7 +61,7 @@ def command(
         check_theme(theme)
     against = baseline_of(baseline)
     looks = has_terminal() and not as_json
-    with closing(Playback(Recorded(Path(file)), speed=speed, playing=looks)) as playback:
+    with closing(Playback(Recording(Path(file)), speed=speed, playing=looks)) as playback:
         start_ns = _start_ns(playback, at, from_alert, BEFORE_ALERT_NS if looks else 0)
         notice = ""
         if from_alert is not None and not playback.is_kept(from_alert):

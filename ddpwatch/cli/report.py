@@ -34,13 +34,13 @@ def command(*, file: str, output: str | None, attempt: int | None, baseline: Pat
     from ddpwatch.outputs.files import STDOUT, atomic_output
     from ddpwatch.outputs.report.data import gather
     from ddpwatch.outputs.report.page import page, plotly_script
-    from ddpwatch.recording.reader import Recorded
+    from ddpwatch.recording.reader import Recording
 
     source = Path(file)
     target = Path(output) if output is not None else source.with_suffix(".html")
     plotly_script()
     against = baseline_of(baseline)
-    with contextlib.closing(Recorded(source)) as recorded:
+    with contextlib.closing(Recording(source)) as recorded:
         this = select_attempt(recorded, attempt)
         frames = recorded.frames(this)
         _refuse(target, source, force=force)

@@ -14,9 +14,9 @@ from ddpwatch.core.metrics.scaling import profile_of, scaling
 from ddpwatch.core.metrics.tally import Ledger
 from ddpwatch.core.units import plural
 from ddpwatch.errors import UsageError
-from ddpwatch.recording.alerts import troubles
-from ddpwatch.recording.reader import Recorded
-from ddpwatch.recording.steps import Readout, digest_of
+from ddpwatch.recording.alerts import alerts_at_worst
+from ddpwatch.recording.reader import Recording
+from ddpwatch.recording.steps import StepReader, digest_of
 from ddpwatch.view.comparison import Side
 from ddpwatch.view.verdict import bad_end_text
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 def read_side(
     letter: str,
-    recorded: Recorded,
+    recorded: Recording,
     attempt: Attempt,
     against: Profile | None = None,
     progress: Callable[[int], None] | None = None,
@@ -38,11 +38,11 @@ def read_side(
     """The attempt as this side; `against` = the run of one process that it is measured against. Refuses one without
     steps.
     """
-    readout, ledger = Readout(recorded, attempt, progress), Ledger()
+    readout, ledger = StepReader(recorded, attempt, progress), Ledger()
     # Of the whole run, as a report tells it, and not without its first steps.
     digest, _ = digest_of(ledger.passing(readout.windows()), tuple(readout.state.ranks))
     whole = None if against is None else profile_of_digest(digest)
-    outcome = outcome_of(readout.state, troubles(recorded, attempt, readout.state))
+    outcome = outcome_of(readout.state, alerts_at_worst(recorded, attempt, readout.state))
     badly = bad_end_text(outcome)
     profile, still = profile_of(ledger), digest.standstill()
     if profile is None:
@@ -70,7 +70,7 @@ class NoBaseline(UsageError):
 
 def read_baseline(path: Path, progress: Callable[[int], None] | None = None) -> Profile:
     """The last attempt in the recording that has steps. Refuses a run of several ranks, and one without steps."""
-    with closing(Recorded(path)) as recorded:
+    with closing(Recording(path)) as recorded:
         sizes = {attempt.run.world_size for attempt in recorded.attempts}
         if sizes != {1}:
             raise NoBaseline(
@@ -78,7 +78,7 @@ def read_baseline(path: Path, progress: Callable[[int], None] | None = None) -> 
                 "in one process"
             )
         for attempt in reversed(recorded.attempts):
-            readout = Readout(recorded, attempt, progress)
+            readout = StepReader(recorded, attempt, progress)
             profile = profile_of_digest(digest_of(readout.windows(), tuple(readout.state.ranks))[0])
             if profile is not None:
                 return profile

@@ -19,7 +19,7 @@ from ddpwatch.recording.schema import ALERTS
 if TYPE_CHECKING:
     from ddpwatch.core.alerts.model import Alert, AlertEvent
     from ddpwatch.core.state.run import RunState
-    from ddpwatch.recording.reader import Attempt, Recorded
+    from ddpwatch.recording.reader import Attempt, Recording
 
 
 class Opened(NamedTuple):
@@ -30,7 +30,7 @@ class Opened(NamedTuple):
     """The worst that the alert reached."""
 
 
-def opened_alerts(recorded: Recorded) -> tuple[Opened, ...]:
+def opened_alerts(recorded: Recording) -> tuple[Opened, ...]:
     """The openings of all attempts, in order."""
     opened: list[Opened] = []
     # By attempt and alert, the index of its latest opening.
@@ -46,13 +46,13 @@ def opened_alerts(recorded: Recorded) -> tuple[Opened, ...]:
     return tuple(opened)
 
 
-def troubles(recorded: Recorded, attempt: Attempt, state: RunState) -> tuple[Alert, ...]:
+def alerts_at_worst(recorded: Recording, attempt: Attempt, state: RunState) -> tuple[Alert, ...]:
     """The alerts in the order of opening, each with the text of its worst moment; `state` is the run's final state."""
     return tuple(_settled(alert, state).at_worst for alert in recalled(recorded, attempt))
 
 
 def reported(
-    recorded: Recorded, attempt: Attempt, joined: RejoinedAlerts | None = None
+    recorded: Recording, attempt: Attempt, joined: RejoinedAlerts | None = None
 ) -> list[tuple[int, AlertEvent]]:
     """The changes of an attempt's alerts, each with its time, in order. An alert that continues after its recorder
     restarted has no end there.
@@ -71,7 +71,7 @@ def reported(
     return changes
 
 
-def recalled(recorded: Recorded, attempt: Attempt) -> list[Alert]:
+def recalled(recorded: Recording, attempt: Attempt) -> list[Alert]:
     """Each alert as it was at its end or at the end of the recording, with its worst, in the order of opening."""
     last: dict[tuple[tuple[str, str], int], Alert] = {}
     joined = RejoinedAlerts()
@@ -97,7 +97,7 @@ def recalled(recorded: Recorded, attempt: Attempt) -> list[Alert]:
     ]
 
 
-def told_before(recorded: Recorded, attempt: Attempt) -> dict[int, list[Alert]]:
+def earlier_alerts(recorded: Recording, attempt: Attempt) -> dict[int, list[Alert]]:
     """By number of an earlier attempt, from 1, its alerts as last reported. Reads no frames."""
     numbers = {each.id: number for number, each in enumerate(recorded.attempts, 1)}
     last: dict[int, dict[tuple[tuple[str, str], int], Alert]] = {}

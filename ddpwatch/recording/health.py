@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from ddpwatch.core.units import count, percent, plural
 
 if TYPE_CHECKING:
-    from ddpwatch.recording.reader import Attempt, Recorded
+    from ddpwatch.recording.reader import Attempt, Recording
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ def damage_mark(damage: Damage) -> str:
     return f"{lost} unreadable, maybe alerts" if damage.alerts else f"{lost} unreadable"
 
 
-def damage_of(recorded: Recorded, attempt: Attempt, *, partly: bool = False) -> Damage | None:
+def damage_of(recorded: Recording, attempt: Attempt, *, partly: bool = False) -> Damage | None:
     """Damage found by reading so far; None = none. `partly` = not all of the attempt was read."""
     if not recorded.damaged:
         return None

@@ -64,7 +64,7 @@ class Attempt(NamedTuple):
     first_ns: int
     last_ns: int
     """Time of the last frame, or of the end of the silence after it."""
-    judged: RecordedBy = RecordedBy()
+    recorded_by: RecordedBy = RecordedBy()
 
     def new_state(self) -> RunState:
         """The state of this run before any of its frames."""
@@ -101,7 +101,7 @@ class AlertRow(NamedTuple):
     event: AlertEvent
 
 
-class Recorded:
+class Recording:
     """An open recording. Belongs to one thread at a time."""
 
     def __init__(self, path: Path) -> None:

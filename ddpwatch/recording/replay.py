@@ -14,7 +14,7 @@ from ddpwatch.sources.frames import TICK_MS, Frame, Tick
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Sequence
 
-    from ddpwatch.recording.reader import Attempt, Recorded
+    from ddpwatch.recording.reader import Attempt, Recording
     from ddpwatch.recording.schema import Entry
 
 SLACK_NS: Final = 1_000_000_000
@@ -130,7 +130,7 @@ class Replay:
 
     def __init__(
         self,
-        recorded: Recorded,
+        recorded: Recording,
         attempt: Attempt,
         pace: Pace,
         *,
@@ -139,7 +139,7 @@ class Replay:
         on_alerts: Callable[[bytes, int], None] | None = None,
         sleep: Callable[[float], object] = time.sleep,
     ) -> None:
-        """Begin at a `start` from `Recorded.restore`. After `end_ns` nothing is known. Recorded texts of open alerts,
+        """Begin at a `start` from `Recording.restore`. After `end_ns` nothing is known. Recorded texts of open alerts,
         with their times, go to `on_alerts` between the frames.
         """
         self.known: set[int] = {endpoint.rank for endpoint in attempt.run.endpoints}

@@ -200,13 +200,13 @@ _RUN_FIELDS: Final = ("schema", "id", "name", "job", "attempt", "world_size", "s
 _ENDPOINT_FIELDS: Final = ("rank", "host", "node", "pid", "pid_created_s")
 
 
-def describe(run: RunFile, judged: RecordedBy | None = None) -> bytes:
+def describe(run: RunFile, recorded_by: RecordedBy | None = None) -> bytes:
     """Encode the fields of a run file that may be passed on to others: no addresses, no keys."""
     described = {name: getattr(run, name) for name in _RUN_FIELDS}
     described["endpoints"] = [
         {name: getattr(endpoint, name) for name in _ENDPOINT_FIELDS} | {"address": ""} for endpoint in run.endpoints
     ]
-    return msgspec.json.encode(described | msgspec.structs.asdict(judged or RecordedBy()))
+    return msgspec.json.encode(described | msgspec.structs.asdict(recorded_by or RecordedBy()))
 
 
 def run_of(description: bytes) -> RunFile | None:
@@ -220,8 +220,8 @@ def run_of(description: bytes) -> RunFile | None:
 def recorded_by_of(description: bytes) -> RecordedBy:
     """Decode the version of the recorder and its thresholds; defaults if unreadable."""
     try:
-        judged = msgspec.json.decode(description, type=RecordedBy)
+        recorded_by = msgspec.json.decode(description, type=RecordedBy)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return RecordedBy()
-    possible = max([len(judged.limits), *map(len, judged.limits.values())]) <= MAX_LIMITS
-    return judged if possible else RecordedBy(judged.recorder)
+    possible = max([len(recorded_by.limits), *map(len, recorded_by.limits.values())]) <= MAX_LIMITS
+    return recorded_by if possible else RecordedBy(recorded_by.recorder)

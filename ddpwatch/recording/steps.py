@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from ddpwatch.core.metrics.window import Window
     from ddpwatch.core.state.rank import RankState
-    from ddpwatch.recording.reader import Attempt, Recorded
+    from ddpwatch.recording.reader import Attempt, Recording
 
 CHUNK_STEPS: Final = CROWDED_STEPS // 2
 """Max steps in a window: few enough that all ranks still store them, however many ranks there are."""
@@ -47,12 +47,12 @@ NEARLY: Final = 0.99
 """Max fraction shown as read before the end."""
 
 
-class Readout:
+class StepReader:
     """One pass over an attempt."""
 
     def __init__(
         self,
-        recorded: Recorded,
+        recorded: Recording,
         attempt: Attempt,
         progress: Callable[[int], None] | None = None,
         hear: Callable[[bytes], None] | None = None,
@@ -223,7 +223,7 @@ def digest_of(windows: Iterable[Window], ranks: tuple[int, ...]) -> tuple[Digest
 class WholeRun:
     """Aggregate of all recorded steps of an attempt, read within time budgets."""
 
-    def __init__(self, recorded: Recorded, attempt: Attempt) -> None:
+    def __init__(self, recorded: Recording, attempt: Attempt) -> None:
         """Read nothing yet, not even the number of frames: the first screen may be waiting."""
         self.attempt = attempt
         self.done = False
@@ -241,7 +241,7 @@ class WholeRun:
         """Read for at most that many seconds."""
         until_s = time.monotonic() + budget_s
         if self._portions is None:
-            readout = Readout(self._recorded, self.attempt, self._count)
+            readout = StepReader(self._recorded, self.attempt, self._count)
             self._frames, self._portions = max(readout.frames, 1), readout.portions()
         while not self.done and time.monotonic() < until_s:
             try:

@@ -213,7 +213,7 @@ class RecordingFile:
         except BaseException:
             self._attempts = attempts
             raise
-        self._latest = portion.run, portion.judged, attempt
+        self._latest = portion.run, portion.recorded_by, attempt
         self._left.discard(attempt)
         self._unused = False
         self._retention.clear()
@@ -272,10 +272,10 @@ class RecordingFile:
         )
 
     def _attempt(self, portion: Portion) -> int:
-        if self._latest is not None and self._latest[0] is portion.run and self._latest[1] is portion.judged:
+        if self._latest is not None and self._latest[0] is portion.run and self._latest[1] is portion.recorded_by:
             # Nearly always: saves encoding the description of a thousand ranks to compare it.
             return self._latest[2]
-        text, ranks = describe(portion.run, portion.judged), len(portion.run.endpoints)
+        text, ranks = describe(portion.run, portion.recorded_by), len(portion.run.endpoints)
         number, before, known = self._attempts.get(portion.run.id, (0, b"", 0))
         if not number:
             row = self._database.execute(

@@ -66,7 +66,7 @@ class Portion:
     run: RunFile
     began_ns: int
     number: int
-    judged: RecordedBy = field(default_factory=RecordedBy)
+    recorded_by: RecordedBy = field(default_factory=RecordedBy)
     shards: dict[int, Columns] = field(default_factory=dict)
     alerts: list[tuple[int, AlertEvent]] = field(default_factory=list)
     texts: Columns = field(default_factory=Columns)
@@ -98,7 +98,7 @@ class Recorder:
         self.path = path
         self.trouble = ""
         """Why writing fails at the moment; empty = it works."""
-        self.given_up = 0
+        self.dropped_frames = 0
         """Number of frames dropped because they could not be written."""
         self.reason = ""
         """The last error of SQLite or the system; empty = none."""
@@ -111,7 +111,7 @@ class Recorder:
         self._portion: Portion | None = None
         self._position = self._file.next_position
         self._number = self._file.next_portion
-        self._judged = RecordedBy(VERSION)
+        self._recorded_by = RecordedBy(VERSION)
         self._world = 0
         self._placed: set[int] = set()
         self._due_ns = 0
@@ -128,13 +128,13 @@ class Recorder:
     @property
     def incomplete(self) -> bool:
         """Whether frames, or the end of the run, are missing in the file."""
-        return bool(self.given_up or self.trouble)
+        return bool(self.dropped_frames or self.trouble)
 
     def begin(self, run: RunFile, limits: Limits = DEFAULTS) -> None:
         """Start or continue the attempt of a run, with the thresholds of its rules."""
         now_ns = time.monotonic_ns()
         self._enqueue(now_ns)
-        self._judged = RecordedBy(VERSION, changed(limits))
+        self._recorded_by = RecordedBy(VERSION, changed(limits))
         self._portion = self._next(run, self._unix_ns + now_ns)
         self._world = run.world_size
         self._placed = {endpoint.rank for endpoint in run.endpoints}
@@ -145,7 +145,7 @@ class Recorder:
         """Record frames, each with the rank that it claims to be from."""
         assert self._portion is not None, "begin() comes first"
         if frames and frames[0].received_ns >= self._due_ns + PORTION_NS:
-            # `rest` was not called for long: a portion that spans all of it could not be found by time.
+            # `flush` was not called for long: a portion that spans all of it could not be found by time.
             self._enqueue(self._due_ns)
             self._due_ns = frames[0].received_ns + PORTION_NS
         portion, unix_ns, world, size = self._portion, self._unix_ns, self._world, 0
@@ -166,7 +166,7 @@ class Recorder:
         portion.frames += len(frames)
         portion.bytes += size
 
-    def tell(self, events: Sequence[AlertEvent], now_ns: int) -> None:
+    def add_events(self, events: Sequence[AlertEvent], now_ns: int) -> None:
         """Record changes of alerts."""
         if not events or self._portion is None:
             return
@@ -181,7 +181,7 @@ class Recorder:
         """Make a checkpoint at the next opportunity."""
         self._checkpoint_due_ns = 0
 
-    def rest(self, state: RunState, now_ns: int, alerts: Iterable[Alert] = ()) -> None:
+    def flush(self, state: RunState, now_ns: int, alerts: Iterable[Alert] = ()) -> None:
         """Queue the portion if it is due. To be called after frames were ingested, with the state and the open alerts.
 
         Texts of alerts are recorded once per portion if they changed: figures in them change between two events.
@@ -270,7 +270,7 @@ class Recorder:
         return replace(alert, since=since, last=last, closed=closed)
 
     def _next(self, run: RunFile, began_ns: int) -> Portion:
-        portion = Portion(run, began_ns, self._number, self._judged)
+        portion = Portion(run, began_ns, self._number, self._recorded_by)
         self._number += 1
         return portion
 
@@ -286,7 +286,7 @@ class Recorder:
             while len(self._backlog) > 2 and sum(waiting.bytes for waiting in self._backlog) > BACKLOG_BYTES:
                 dropped, heir = self._backlog[1], self._backlog[2]
                 del self._backlog[1]
-                self.given_up += dropped.frames
+                self.dropped_frames += dropped.frames
                 heir.missed += dropped.frames + dropped.missed
                 heir.alerts[:0] = dropped.alerts
             self._wake.notify()
@@ -307,7 +307,7 @@ class Recorder:
                 continue
             with self._wake:
                 if self._closing:
-                    self.given_up += sum(waiting.frames for waiting in self._backlog)
+                    self.dropped_frames += sum(waiting.frames for waiting in self._backlog)
                     return
                 self._wake.wait_for(lambda: self._closing, RETRY_S)
 
@@ -320,7 +320,7 @@ class Recorder:
             self._say_trouble(f"cannot write {self.path}: {self.reason}; watching goes on, writing is tried again")
             return False
         except Exception as error:  # noqa: BLE001 - a thread that dies silently would lose all that follows
-            self.given_up += portion.frames
+            self.dropped_frames += portion.frames
             self.reason = f"{type(error).__name__}: {error}"
             self._say_trouble(f"cannot write a part of {self.path}: {self.reason}")
             return True
@@ -329,7 +329,7 @@ class Recorder:
             # Readers can restart after the gap from a checkpoint.
             self.checkpoint_soon()
         if self.trouble:
-            lost = f"; {self.given_up} frames could not be kept" if self.given_up else "; nothing was lost"
+            lost = f"; {self.dropped_frames} frames could not be kept" if self.dropped_frames else "; nothing was lost"
             self.trouble = ""
             self._say(f"{self.path} is written again{lost}")
         return True

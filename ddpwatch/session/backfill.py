@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from ddpwatch.core.state.rank import RankState
     from ddpwatch.core.state.run import RunState
-    from ddpwatch.recording.reader import Attempt, Recorded
+    from ddpwatch.recording.reader import Attempt, Recording
 
 AT_ONCE: Final = 32
 """Messages between two yields."""
@@ -49,7 +49,7 @@ GPU_EVERY_NS: Final = 2_000_000_000
 """Upper bound of the interval between GPU readings, in nanoseconds; limits how far back they are read."""
 
 
-def backfill_steps(recorded: Recorded, attempt: Attempt, state: RunState, before_ns: int) -> Iterator[bool]:
+def backfill_steps(recorded: Recording, attempt: Attempt, state: RunState, before_ns: int) -> Iterator[bool]:
     """Add the steps before a moment, as far back as rings hold. Yields True when steps are complete, else False."""
     reach_ns, oldest = before_ns, None
     # If a portion brings nothing, older steps were lost.
@@ -74,7 +74,7 @@ def backfill_steps(recorded: Recorded, attempt: Attempt, state: RunState, before
         reach_ns = min(from_ns, max((ns for ns in ended_ns if ns is not None), default=from_ns))
 
 
-def backfill_gpus(recorded: Recorded, attempt: Attempt, state: RunState, before_ns: int) -> Iterator[bool]:
+def backfill_gpus(recorded: Recording, attempt: Attempt, state: RunState, before_ns: int) -> Iterator[bool]:
     """Add the GPU readings before a moment. Yields True when a history got longer, and False in between."""
     kept = max((rank.gpus.kept for rank in state.ranks.values() if rank.gpus.histories), default=0)
     oldest_ns = max(attempt.first_ns - 1, before_ns - kept * GPU_EVERY_NS)

@@ -128,7 +128,7 @@ class RunFollower:
             self._ingest(list(self.logs.poll(now_ns)))
         if self._recorder is not None:
             self._record_events()
-            self._recorder.rest(self.monitor.state, now_ns, self.monitor.book.open.values())
+            self._recorder.flush(self.monitor.state, now_ns, self.monitor.book.open.values())
         if self.answered and now_ns >= self._suspect_due_ns:
             self._suspect_due_ns = now_ns + SUSPECT_NS
             self._source.want_stacks(self.monitor.suspects | self._stack_ranks)
@@ -156,7 +156,7 @@ class RunFollower:
         if self._recorder is not None and self.monitor.book.news:
             events = self.monitor.book.drain()
             self._reported.extend(events)
-            self._recorder.tell(events, self.monitor.state.now_ns)
+            self._recorder.add_events(events, self.monitor.state.now_ns)
 
     def _ingest(self, frames: Sequence[Frame]) -> None:
         # Histories arrive one by one: a rule that saw only the first would evaluate those steps without the others.

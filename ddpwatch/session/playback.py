@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from datetime import tzinfo
 
     from ddpwatch.core.state.run import RunState
-    from ddpwatch.recording.reader import Attempt, Recorded
+    from ddpwatch.recording.reader import Attempt, Recording
 
 COMING_NS: Final = 1_000_000_000
 """Nanoseconds after the start of the moment shown first if no step comes for long: ranks usually connect by then."""
@@ -45,7 +45,7 @@ Filled: TypeAlias = Literal["", "steps", "gpus"]
 """What was found of the time before a moment; empty = nothing yet."""
 
 
-def first_sight(recorded: Recorded, attempt: Attempt) -> int:
+def first_sight(recorded: Recording, attempt: Attempt) -> int:
     """Time of the first step that all ranks have; `COMING_NS` after the start, if that took longer than `LONG_NS`."""
     first_ns = attempt.first_ns
     upto_ns = min(first_ns + LONG_NS, attempt.last_ns)
@@ -75,7 +75,7 @@ class Playback:
 
     def __init__(
         self,
-        recorded: Recorded,
+        recorded: Recording,
         *,
         speed: float = 1.0,
         playing: bool = True,

@@ -130,7 +130,7 @@ class Feed:
             return ""
         if recorder.trouble:
             return f"not recorded: {recorder.trouble}"
-        return f"not recorded: {plural(recorder.given_up, 'frame')}" if recorder.given_up else ""
+        return f"not recorded: {plural(recorder.dropped_frames, 'frame')}" if recorder.dropped_frames else ""
 
     @property
     def choosable(self) -> bool:

@@ -191,7 +191,7 @@ NAMING = frozenset({"stall", "desync", "rank-lost", "rank-failed", "uneven-batch
 """Rules that name a rank for a hang or an end."""
 
 
-class Recorded:
+class Recording:
     """A source that remembers what came."""
 
     def __init__(self, source) -> None:
@@ -251,7 +251,7 @@ class Watched:
     def __enter__(self):
         wait_for(self._endpoints, 90.0)
         self._run = rundir.scan(rundir.base_path())[0][0]
-        source = Recorded(Live(self._run))
+        source = Recording(Live(self._run))
         self.items = source.items
         self.follower = RunFollower(self._run, source=source)
         self._close = closing(self.follower)

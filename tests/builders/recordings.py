@@ -38,10 +38,10 @@ def write_recording(path: Path, *attempts) -> Path:
             for frame in frames_of_run:
                 monitor.ingest(frame.payload, frame.received_ns)
                 recorder.add([frame], [wire.claimed_rank(frame.payload)])
-                recorder.tell(monitor.book.drain(), frame.received_ns)
-                recorder.rest(monitor.state, frame.received_ns)
+                recorder.add_events(monitor.book.drain(), frame.received_ns)
+                recorder.flush(monitor.state, frame.received_ns)
             monitor.evaluate_now()
-            recorder.tell(monitor.book.drain(), monitor.state.now_ns)
+            recorder.add_events(monitor.book.drain(), monitor.state.now_ns)
     finally:
         recorder.close()
     return path
@@ -66,8 +66,8 @@ def record(path, frames, world, *, alerts=(), run=None, finished=False):
         for frame in frames:
             recorder.add([frame], [wire.claimed_rank(frame.payload)])
             state.ingest(frame.payload, frame.received_ns)
-            recorder.rest(state, frame.received_ns)
-        recorder.tell([AlertEvent("opened", alert) for alert in alerts], state.now_ns)
+            recorder.flush(state, frame.received_ns)
+        recorder.add_events([AlertEvent("opened", alert) for alert in alerts], state.now_ns)
         if finished:
             recorder.finish(state, state.now_ns)
     finally:

@@ -15,7 +15,7 @@ from contextlib import closing, contextmanager
 import pytest
 
 from ddpwatch.recording.alerts import reported
-from ddpwatch.recording.reader import Recorded
+from ddpwatch.recording.reader import Recording
 from ddpwatch.recording.schema import NoRecording, Unreadable
 from ddpwatch.recording.storage import RecordingFile
 from ddpwatch.recording.writer import Recorder
@@ -54,7 +54,7 @@ def messages(recording, attempt):
 def written(file):
     """Frames that are on disk by now."""
     try:
-        with closing(Recorded(file)) as recording:
+        with closing(Recording(file)) as recording:
             return recording.frames(recording.attempts[0])
     except (NoRecording, Unreadable):
         return 0
@@ -75,7 +75,7 @@ def test_a_run_is_recorded_to_its_last_word(start_ddpwatch, run_dir, file):
     assert re.search(r"has ended: its ranks said goodbye; \d alerts? opened: \d warning", ended)
     assert re.fullmatch(rf"\d+ frames in {file} \(\d\.\d MB\)", kept)
     assert file.stat().st_mode & 0o077 == 0
-    with closing(Recorded(file)) as recording:
+    with closing(Recording(file)) as recording:
         (attempt,) = recording.attempts
         received = messages(recording, attempt)
         assert {message.rank for message in received if isinstance(message, Bye)} == {0, 1, 2, 3}
@@ -94,7 +94,7 @@ def test_watch_records_what_it_tells(start_ddpwatch, run_dir, file):
     changes = [json.loads(line) for line in out.splitlines()]
     assert exit_code == 0
     assert f"frames in {file}" in err
-    with closing(Recorded(file)) as recording:
+    with closing(Recording(file)) as recording:
         events = [event for _, event in reported(recording, recording.attempts[0])]
     assert changes
     assert [(event.kind, event.alert.finding.message) for event in events] == [
@@ -140,7 +140,7 @@ def test_a_job_that_ends_badly_and_is_started_again_goes_into_the_same_file(star
 
     assert exit_code == 0
     assert "recording run 01234567 (train)" in err
-    with closing(Recorded(file)) as recording:
+    with closing(Recording(file)) as recording:
         assert [attempt.run.id for attempt in recording.attempts] == [run.run_id, OTHER_ID]
         assert all(messages(recording, attempt) for attempt in recording.attempts)
 
@@ -173,7 +173,7 @@ def test_control_c_and_a_plain_kill_leave_a_whole_file(start_ddpwatch, run_dir, 
 
     assert exit_code == 130
     assert [entry.name for entry in file.parent.iterdir()] == [file.name]
-    with closing(Recorded(file)) as recording:
+    with closing(Recording(file)) as recording:
         assert recording.attempts[0].run.id == run.run_id
 
 

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from ddpwatch import curve, rundir
-from ddpwatch.recording.reader import Recorded
+from ddpwatch.recording.reader import Recording
 from tests.builders.fake_rank import FakeRun
 from tests.builders.relay_thread import Tunnel, relayed
 from tests.cli.cli_child import GIVE_UP_S
@@ -87,7 +87,7 @@ def test_watch_record_and_stacks_take_its_ticket(run, ticket, in_process, tmp_pa
     done = in_process("watch", str(ticket), "--json", "--for", "1s", "--record", str(file))
     assert done.returncode == 0
     assert "straggler" in {json.loads(line)["rule"] for line in done.stdout.splitlines()}
-    with closing(Recorded(file)) as recording:
+    with closing(Recording(file)) as recording:
         assert len(recording.attempts) == 1
     assert curve.public_of(rundir.read(ticket).viewer_secret_key).encode() not in file.read_bytes()
 

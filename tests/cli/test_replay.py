@@ -12,7 +12,7 @@ from contextlib import closing
 import pytest
 
 from ddpwatch.cli import main
-from ddpwatch.recording.reader import Recorded
+from ddpwatch.recording.reader import Recording
 from ddpwatch.session.playback import Playback
 from tests.builders.fake_rank import FakeRun, make_beat, make_hello, make_snap, make_step
 from tests.builders.kept_runs import tape
@@ -182,7 +182,7 @@ def test_attach_records_what_it_shows_and_the_restart_into_the_same_file(run_dir
             terminal.wait_for("step 30", GIVE_UP_S)
             terminal.send("q")
             assert terminal.wait_for_end(GIVE_UP_S) == 0
-    with closing(Recorded(file)) as recorded:
+    with closing(Recording(file)) as recorded:
         assert [attempt.run.id for attempt in recorded.attempts] == ["ab12cd34ab12cd34", "ffffcd34ab12cd34"]
         assert any(row.event.alert.finding.rule == "straggler" for row in recorded.alerts())
     reported = subprocess.run(

@@ -17,7 +17,7 @@ from ddpwatch.core.monitor import Monitor
 from ddpwatch.core.state.rank import Place
 from ddpwatch.core.state.run import RunState
 from ddpwatch.recording.alerts import reported
-from ddpwatch.recording.reader import Recorded
+from ddpwatch.recording.reader import Recording
 from ddpwatch.recording.schema import NoRecording, Unreadable
 from ddpwatch.wire import Beat, decode
 from tests.builders.training import wait_for
@@ -79,7 +79,7 @@ def recording(file, *arguments, stamp=None):
 def written(file):
     """Frames that are on disk by now."""
     try:
-        with closing(Recorded(file)) as recorded:
+        with closing(Recording(file)) as recorded:
             return sum(map(recorded.frames, recorded.attempts))
     except (NoRecording, Unreadable):
         return 0
@@ -101,7 +101,7 @@ def test_a_real_run_with_a_fault_is_read_back_as_it_was_told(start, run_dir, tmp
     stamp.write_bytes(bytes(16))
     with recording(file, stamp=stamp) as (child, _):
         assert child.wait(60) == -signal.SIGKILL
-    with closing(Recorded(file)) as recorded:
+    with closing(Recording(file)) as recorded:
         (before,) = recorded.attempts
         frames = list(recorded.entries(before))
         assert recorded.damaged == 0
@@ -117,7 +117,7 @@ def test_a_real_run_with_a_fault_is_read_back_as_it_was_told(start, run_dir, tmp
         said.seek(0)
         assert "ended badly: " in said.read()
 
-    with closing(Recorded(file)) as recorded:
+    with closing(Recording(file)) as recorded:
         (attempt,) = recorded.attempts
         entries = list(recorded.entries(attempt))
         positions = [entry.position for entry in entries]
@@ -181,7 +181,7 @@ def test_a_disk_that_is_full_is_said_once_and_recording_goes_on_when_there_is_ro
             child.send_signal(signal.SIGTERM)
             assert child.wait(60) == 130
             assert words().count("full; watching goes on") == 1
-        with closing(Recorded(file)) as recorded:
+        with closing(Recording(file)) as recorded:
             positions = [entry.position for entry in recorded.entries(recorded.attempts[0])]
             assert recorded.damaged == 0
             assert not any(map(recorded.dropped, recorded.attempts))

@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ddpwatch.core.diagnosis.outcome import outcome_of
 from ddpwatch.outputs.report.data import gather
-from ddpwatch.recording.reader import Recorded
+from ddpwatch.recording.reader import Recording
 from ddpwatch.session.playback import Playback
 from ddpwatch.view.cells import plain
 from ddpwatch.view.outcome import ending_lines
@@ -127,12 +127,12 @@ def test_the_signal_that_has_ended_a_rank_is_in_the_recording_for_reports_and_re
         killed.kill(signal.SIGKILL)
         assert watcher.finish() == ENDED_BADLY
 
-    with closing(Recorded(file)) as recorded:
+    with closing(Recording(file)) as recorded:
         report = gather(recorded, recorded.attempts[-1])
     said = verdict(report.state, report.outcome, report.digest, report.alerts).text
     assert said == "Ended badly: rank 1 was killed (SIGKILL); rank 0 after it."
     assert said.removeprefix("Ended badly: ").rstrip(".") in watcher.stderr, "as who has watched it has said"
-    with closing(Playback(Recorded(file), playing=False)) as playback:
+    with closing(Playback(Recording(file), playing=False)) as playback:
         playback.seek(playback.reel.at(playback.reel.total_ns))
         playback.catch_up()
         monitor = playback.follows.monitor

@@ -6,7 +6,7 @@ from contextlib import closing
 
 from ddpwatch import wire
 from ddpwatch.outputs.report.data import gather
-from ddpwatch.recording.reader import Recorded
+from ddpwatch.recording.reader import Recording
 from tests.builders.fake_rank import make_beat, make_gpu, make_gpus, make_hello, make_stack, make_step
 from tests.builders.recordings import frame, straggler
 
@@ -22,7 +22,7 @@ PIECES = (
 
 
 def read(path, number=-1):
-    with closing(Recorded(path)) as recorded:
+    with closing(Recording(path)) as recorded:
         return gather(recorded, recorded.attempts[number])
 
 

@@ -25,8 +25,8 @@ from ddpwatch.outputs.export.trace import write_trace
 from ddpwatch.outputs.files import atomic_output
 from ddpwatch.outputs.report.data import gather
 from ddpwatch.outputs.report.sections import key_figures
-from ddpwatch.recording.reader import Recorded
-from ddpwatch.recording.steps import Readout
+from ddpwatch.recording.reader import Recording
+from ddpwatch.recording.steps import StepReader
 from ddpwatch.simulator.scenario import Fault, Scenario
 from ddpwatch.sources.frames import Frame
 from ddpwatch.wire import PHASES
@@ -46,7 +46,7 @@ def frame(message, at_ns=0):
 
 
 def exported(path, write, steps=(0, LAST_STEP), attempt=-1):
-    with closing(Recorded(path)) as recorded:
+    with closing(Recording(path)) as recorded:
         file = io.StringIO()
         write(Exported(recorded, recorded.attempts[attempt], steps), file)
         return file.getvalue()
@@ -186,7 +186,7 @@ def test_the_object_and_the_report_mean_the_same_by_the_same_names(request, whic
     path = request.getfixturevalue(which)
     steps = json.loads(exported(path, write_json))["steps"]
     ranks = json.loads(exported(path, write_json))["ranks"]
-    with closing(Recorded(path)) as recorded:
+    with closing(Recording(path)) as recorded:
         report = gather(recorded, recorded.attempts[-1])
     tiles = key_figures(report).body
 
@@ -377,8 +377,8 @@ def test_histories_that_come_one_after_the_other_lose_no_step(tmp_path):
     frames = (frame(make_snap(rank, 1, done, make_hello(rank, 1, world_size=world))) for rank in range(world))
     path = write_recording(tmp_path / "wide.ddpw", (make_run(world), frames))
 
-    with closing(Recorded(path)) as recorded:
-        windows = list(Readout(recorded, recorded.attempts[0]).windows())
+    with closing(Recording(path)) as recorded:
+        windows = list(StepReader(recorded, recorded.attempts[0]).windows())
     assert all(window.complete for window in windows)
     assert sum(map(len, windows)) == 200
 
@@ -464,7 +464,7 @@ def test_the_recording_itself_is_never_overwritten(path, tmp_path):
 
 
 def test_a_name_in_gz_is_compressed(path, tmp_path):
-    with closing(Recorded(path)) as recorded, atomic_output(tmp_path / "t.json.gz", path, force=False) as file:
+    with closing(Recording(path)) as recorded, atomic_output(tmp_path / "t.json.gz", path, force=False) as file:
         write_trace(Exported(recorded, recorded.attempts[0]), file)
 
     with gzip.open(tmp_path / "t.json.gz", "rt") as file:
@@ -478,8 +478,8 @@ def test_steps_that_only_some_ranks_have_finished_at_the_end_are_counted_as_left
         for rank, done in steps.items()
     ]
     path = record(tmp_path / "killed.ddpw", reported, 2)
-    with closing(Recorded(path)) as recorded:
-        readout = Readout(recorded, recorded.attempts[0])
+    with closing(Recording(path)) as recorded:
+        readout = StepReader(recorded, recorded.attempts[0])
         done = [int(index) for window in readout.windows() for index in window.indices]
 
     assert done[-1] == 23

@@ -17,7 +17,7 @@ from ddpwatch.outputs.export.json import write_json
 from ddpwatch.outputs.export.logged_values import MAX_NAMES, Logged
 from ddpwatch.outputs.export.reader import LAST_STEP, Exported
 from ddpwatch.outputs.export.trace import write_trace
-from ddpwatch.recording.reader import Recorded
+from ddpwatch.recording.reader import Recording
 from tests.builders.fake_rank import make_beat, make_hello, make_snap, make_step
 from tests.builders.recordings import frame, make_run, write_recording
 
@@ -47,7 +47,7 @@ def reported(world=2, values=None):
 
 
 def exported(path, write, steps=(0, LAST_STEP)):
-    with closing(Recorded(path)) as recorded:
+    with closing(Recording(path)) as recorded:
         file = io.StringIO()
         export = Exported(recorded, recorded.attempts[-1], steps)
         write(export, file)

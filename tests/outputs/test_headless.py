@@ -14,7 +14,7 @@ from ddpwatch import wire
 from ddpwatch.core.alerts.model import Alert, AlertEvent, Finding, Moment, Severity
 from ddpwatch.core.limits import DEFAULTS
 from ddpwatch.outputs.headless import AlertCounts, watch_until_end
-from ddpwatch.recording.reader import Recorded
+from ddpwatch.recording.reader import Recording
 from ddpwatch.recording.writer import Recorder
 from ddpwatch.session import follow as watching
 from ddpwatch.session.follow import NO_MESSAGE_NS, RunFollower
@@ -315,7 +315,7 @@ def test_for_a_recording_ranks_are_asked_for_their_buckets(run_dir, tmp_path):
         watch_until_end(run.file, DEFAULTS, lambda _: None, until_ns=soon_enough_ns, recorder=recorder)
         training.join(GIVE_UP_S)
 
-    with closing(Recorded(tmp_path / "run.ddpw")) as recorded:
+    with closing(Recording(tmp_path / "run.ddpw")) as recorded:
         (attempt,) = recorded.attempts
         assert wire.encode(buckets) in [entry.payload for entry in recorded.entries(attempt)]
 

@@ -22,7 +22,7 @@ from ddpwatch.outputs.export.reader import LAST_STEP, Exported
 from ddpwatch.outputs.report.data import gather
 from ddpwatch.outputs.report.page import page
 from ddpwatch.recording.alerts import recalled
-from ddpwatch.recording.reader import Recorded
+from ddpwatch.recording.reader import Recording
 from ddpwatch.recording.schema import ALERTS
 from ddpwatch.recording.writer import Recorder
 from ddpwatch.session.playback import Playback
@@ -62,10 +62,10 @@ def stale_run(request, tmp_path_factory):
             for frame in frames(RUN):
                 monitor.ingest(frame.payload, frame.received_ns)
                 recorder.add([frame], [wire.claimed_rank(frame.payload)])
-                recorder.tell(changes(monitor, request.param), frame.received_ns)
-                recorder.rest(monitor.state, frame.received_ns, monitor.book.open.values())
+                recorder.add_events(changes(monitor, request.param), frame.received_ns)
+                recorder.flush(monitor.state, frame.received_ns, monitor.book.open.values())
             monitor.evaluate_now()
-            recorder.tell(changes(monitor, request.param), monitor.state.now_ns)
+            recorder.add_events(changes(monitor, request.param), monitor.state.now_ns)
             recorder.finish(monitor.state, monitor.state.now_ns, monitor.book.open.values())
     return path, monitor, request.param
 
@@ -102,11 +102,11 @@ def test_all_outputs_show_a_stale_straggler_at_its_worst(stale_run):
     assert worst.cost > alert.finding.cost
 
     live = reported(drawn(monitor))
-    with closing(Playback(Recorded(path))) as playback:
+    with closing(Playback(Recording(path))) as playback:
         playback.seek(playback.recorded.attempts[0].last_ns)
         playback.catch_up()
         replayed = reported(drawn(playback.follows.monitor))
-    with closing(Recorded(path)) as recorded:
+    with closing(Recording(path)) as recorded:
         (attempt,) = recorded.attempts
         report = gather(recorded, attempt)
         file = io.StringIO()
@@ -140,7 +140,7 @@ def test_without_recorded_texts_no_output_calls_the_alert_stale(stale_run):
     copy.write_bytes(path.read_bytes())
     with closing(sqlite3.connect(copy)) as database, database:
         assert database.execute("DELETE FROM block WHERE shard = ?", (ALERTS,)).rowcount
-    with closing(Recorded(copy)) as recorded:
+    with closing(Recording(copy)) as recorded:
         report = gather(recorded, recorded.attempts[0])
 
     (shown,) = [each for each in report.alerts if each.finding.rule == "straggler"]
@@ -150,7 +150,7 @@ def test_without_recorded_texts_no_output_calls_the_alert_stale(stale_run):
 
 def test_the_final_text_is_kept_beside_the_worst(stale_run):
     path, monitor, _ = stale_run
-    with closing(Recorded(path)) as recorded:
+    with closing(Recording(path)) as recorded:
         (alert,) = [each for each in recalled(recorded, recorded.attempts[0]) if each.finding.rule == "straggler"]
 
     assert alert.finding == monitor.book.open[alert.key].finding
@@ -180,12 +180,12 @@ def waited(path, *, stuck, reason):
 )
 def test_a_hang_that_the_run_recovered_from_is_closed_even_if_its_recorder_left_it_open(tmp_path, stuck, reason, over):
     path = waited(tmp_path / "late.ddpw", stuck=stuck, reason=reason)
-    with closing(Recorded(path)) as recorded:
+    with closing(Recording(path)) as recorded:
         (attempt,) = recorded.attempts
         report = gather(recorded, attempt)
         file = io.StringIO()
         write_json(Exported(recorded, attempt, (0, LAST_STEP)), file)
-    with closing(Playback(Recorded(path))) as playback:
+    with closing(Playback(Recording(path))) as playback:
         playback.seek(playback.recorded.attempts[0].last_ns)
         playback.catch_up()
         monitor = playback.follows.monitor

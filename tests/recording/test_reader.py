@@ -16,9 +16,9 @@ import zstandard
 from ddpwatch.recording import writer as recorder_module
 from ddpwatch.recording.alerts import reported
 from ddpwatch.recording.database import lacks_wal
-from ddpwatch.recording.reader import Recorded
+from ddpwatch.recording.reader import Recording
 from ddpwatch.recording.schema import APPLICATION_ID, PAGE_BYTES, SCHEMA, TABLES, NoRecording, Unreadable
-from ddpwatch.recording.steps import Readout
+from ddpwatch.recording.steps import StepReader
 from ddpwatch.recording.writer import Recorder
 from tests.builders.kept_runs import copied, follow, kept, real_frames
 from tests.builders.training import wait_for
@@ -57,13 +57,13 @@ def path(tmp_path):
 
 def read_all(path):
     """Read everything in a recording; returns payloads and the number of damaged parts."""
-    with closing(Recorded(path)) as recording:
+    with closing(Recording(path)) as recording:
         payloads = []
         for attempt in recording.attempts:
             payloads += [entry.payload for entry in recording.entries(attempt)]
             recording.checkpoint(attempt, attempt.last_ns)
             reported(recording, attempt)
-            list(Readout(recording, attempt).windows(unusual=True))
+            list(StepReader(recording, attempt).windows(unusual=True))
             recording.frames(attempt)
             recording.dropped(attempt)
         recording.refresh()
@@ -147,10 +147,10 @@ def test_without_the_root_page_of_blocks_steps_are_read_from_checkpoints(path, f
         (root,) = database.execute("SELECT rootpage FROM sqlite_master WHERE name = 'block'").fetchone()
     path.write_bytes(finished[: (root - 1) * PAGE_BYTES] + bytes(PAGE_BYTES) + finished[root * PAGE_BYTES :])
 
-    with closing(Recorded(path)) as recording:
+    with closing(Recording(path)) as recording:
         (attempt,) = recording.attempts
         assert recording.frames(attempt) == 0
-        assert sum(len(window) for window in Readout(recording, attempt).windows(unusual=True)) > 0
+        assert sum(len(window) for window in StepReader(recording, attempt).windows(unusual=True)) > 0
         assert recording.damaged
         assert reported(recording, attempt)
 
@@ -201,7 +201,7 @@ def test_a_lost_page_never_hides_alert_events_silently(path, finished, content):
 
 def events_of(path):
     """Events of alerts, and whether the reader reports that some may be missing."""
-    with closing(Recorded(path)) as recording:
+    with closing(Recording(path)) as recording:
         return [row.event for row in recording.alerts()], recording.alerts_hurt
 
 
@@ -251,7 +251,7 @@ def test_other_files_are_refused_by_name(path, make, kind, words):
     make(path)
 
     with pytest.raises(kind, match=words):
-        Recorded(path)
+        Recording(path)
     if kind is Unreadable:
         with pytest.raises(Unreadable, match=words):
             Recorder(path)
@@ -262,7 +262,7 @@ def test_a_newer_schema_is_refused_with_its_version(path):
     changed(path, (f"PRAGMA user_version = {SCHEMA + 1}",))
 
     with pytest.raises(Unreadable, match=rf"newer ddpwatch \(schema {SCHEMA + 1}\)"):
-        Recorded(path)
+        Recording(path)
     with pytest.raises(Unreadable, match="newer ddpwatch"):
         Recorder(path)
 
@@ -289,7 +289,7 @@ def test_a_copy_without_its_wal_names_the_missing_file(path, unfinished):
     path.write_bytes(unfinished[0])
 
     with pytest.raises(NoRecording, match=r"nothing was recorded in .*, or what was is in run.ddpw-wal, which is not"):
-        Recorded(path)
+        Recording(path)
     assert lacks_wal(path)
     assert [each.name for each in path.parent.iterdir()] == ["run.ddpw"]
     path.with_name("run.ddpw-wal").write_bytes(unfinished[1])
@@ -300,7 +300,7 @@ def test_a_file_read_while_its_recorder_closed_it_is_complete(path):
     recorder = Recorder(path)
     follow(recorder, real_frames())
     wait_for(lambda: recorder.written == len(real_frames()))
-    with closing(Recorded(path)):
+    with closing(Recording(path)):
         # While another process reads it, SQLite keeps WAL mode.
         recorder.close()
     whole, damaged = read_all(path)
@@ -315,7 +315,7 @@ def test_a_file_read_while_its_recorder_closed_it_is_complete(path):
 
 def test_a_recorder_that_waits_for_a_run_is_named(path):
     with closing(Recorder(path)), pytest.raises(NoRecording, match=f"yet: process {os.getpid()} waits for a run"):
-        Recorded(path)
+        Recording(path)
 
 
 def test_the_wal_is_read_in_a_read_only_directory(path, unfinished, tmp_path):
@@ -342,17 +342,17 @@ def test_an_empty_recording_is_reported(path):
     changed(path, (f"PRAGMA application_id = {APPLICATION_ID}",), *((table,) for table in TABLES))
 
     with pytest.raises(NoRecording, match="nothing was recorded"):
-        Recorded(path)
+        Recording(path)
 
 
 @pytest.mark.parametrize("damage", ["last_ns = last_ns - 177000000000", "first_ns = first_ns + 99000000000"])
 def test_an_impossible_time_does_not_extend_the_attempt(path, damage):
     copied(path)
-    with closing(Recorded(path)) as recording:
+    with closing(Recording(path)) as recording:
         (attempt,) = recording.attempts
     changed(path, (f"UPDATE block SET {damage} WHERE id = 3",))
 
-    with closing(Recorded(path)) as recording:
+    with closing(Recording(path)) as recording:
         assert (recording.attempts[0].first_ns, recording.attempts[0].last_ns) == (attempt.first_ns, attempt.last_ns)
 
 
@@ -360,7 +360,7 @@ def test_a_lost_description_is_restored_from_frames(path):
     copied(path)
     changed(path, ("UPDATE attempt SET run = x'00'",))
 
-    with closing(Recorded(path)) as recording:
+    with closing(Recording(path)) as recording:
         (attempt,) = recording.attempts
         assert (attempt.run.id, attempt.run.world_size) == (RUN_ID, 4)
         assert len(list(recording.entries(attempt))) == len(real_frames())
@@ -446,7 +446,7 @@ def test_a_recording_is_read_in_a_read_only_directory(path, tmp_path):
 
 def test_frames_are_found_by_time_and_by_rank(path):
     copied(path)
-    with closing(Recorded(path)) as recording:
+    with closing(Recording(path)) as recording:
         (attempt,) = recording.attempts
         whole = list(recording.entries(attempt))
         first_ns, last_ns = whole[100].at_ns, whole[300].at_ns

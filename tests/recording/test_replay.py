@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddpwatch.recording.reader import Recorded
+from ddpwatch.recording.reader import Recording
 from ddpwatch.recording.replay import Pace, Reel, Replay, Span
 from ddpwatch.sources.frames import Frame, Tick
 from tests.builders.kept_runs import SECOND_NS, UNIX_NS, received, record, recorder_at, tape
@@ -41,7 +41,7 @@ def path(tmp_path_factory):
     return path
 
 
-def replay(recorded: Recorded, clock: Clock, *, at_s: float = 0.0, speed: float = 1.0, playing: bool = True) -> Replay:
+def replay(recorded: Recording, clock: Clock, *, at_s: float = 0.0, speed: float = 1.0, playing: bool = True) -> Replay:
     attempt = recorded.attempts[0]
     pace = Pace(attempt.first_ns + int(at_s * SECOND_NS), speed, playing=playing, clock=clock)
     start = recorded.restore(attempt, pace.now_ns, attempt.new_state())
@@ -70,7 +70,7 @@ def test_the_pace_follows_speed_pause_and_hold(clock):
 
 @pytest.mark.parametrize("speed", [0.5, 1.0, 40.0])
 def test_frames_come_when_due_with_their_recorded_times(path, clock, speed):
-    with closing(Recorded(path)) as recorded:
+    with closing(Recording(path)) as recorded:
         source = replay(recorded, clock, speed=speed)
         began_ns, first_ns = clock.now_ns, recorded.attempts[0].first_ns
         frames, ticks = [], 0
@@ -91,7 +91,7 @@ def test_frames_come_when_due_with_their_recorded_times(path, clock, speed):
 
 
 def test_time_waits_for_a_slow_viewer(path, clock):
-    with closing(Recorded(path)) as recorded:
+    with closing(Recording(path)) as recorded:
         source = replay(recorded, clock)
         while isinstance(source.poll(0), Frame):
             pass
@@ -103,7 +103,7 @@ def test_time_waits_for_a_slow_viewer(path, clock):
 
 
 def test_time_stops_at_the_end(path, clock):
-    with closing(Recorded(path)) as recorded:
+    with closing(Recording(path)) as recorded:
         source = replay(recorded, clock, at_s=8.0)
         last_ns = recorded.attempts[0].last_ns
         assert not source.at_end
@@ -119,7 +119,7 @@ def test_a_growing_recording_continues_where_it_ended(tmp_path, clock):
     half, path = len(frames) // 2, tmp_path / "growing.ddpw"
     with closing(recorder_at(path)) as recorder:
         record(recorder, frames[:half])
-    with closing(Recorded(path)) as recorded:
+    with closing(Recording(path)) as recorded:
         source = replay(recorded, clock)
         seen = []
         while not source.at_end:
@@ -146,7 +146,7 @@ def test_damaged_parts_are_skipped(path, tmp_path, clock):
         database.execute("UPDATE block SET data = x'00112233' WHERE id IN (?, ?)", (numbers[3], numbers[5]))
         database.execute("UPDATE checkpoint SET data = x'28b52ffd'")
         database.commit()
-    with closing(Recorded(torn)) as recorded:
+    with closing(Recording(torn)) as recorded:
         source = replay(recorded, clock, speed=20.0)
         frames = 0
         while not source.at_end:
@@ -162,7 +162,7 @@ def test_long_silence_is_skipped_with_few_queries(tmp_path, clock):
     later = [frame._replace(received_ns=frame.received_ns + week_ns) for frame in frames]
     with closing(recorder_at(path)) as recorder:
         record(recorder, frames + later)
-    with closing(Recorded(path)) as recorded:
+    with closing(Recording(path)) as recorded:
         source = replay(recorded, clock, at_s=1.0, playing=False)
         asked = []
         entries = recorded.entries

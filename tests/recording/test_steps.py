@@ -4,8 +4,8 @@ from contextlib import closing
 
 import pytest
 
-from ddpwatch.recording.reader import Recorded
-from ddpwatch.recording.steps import BETWEEN_LOOKS, LOOKS, Readout
+from ddpwatch.recording.reader import Recording
+from ddpwatch.recording.steps import BETWEEN_LOOKS, LOOKS, StepReader
 from tests.builders.fake_rank import make_beat, make_hello, make_snap, make_step
 from tests.builders.recordings import frame, make_run, record
 
@@ -25,8 +25,8 @@ def history(rank, upto, world, at_ns=0):
 
 def readout_of(path, frames, world):
     record(path, frames, world, run=make_run(world))
-    with closing(Recorded(path)) as recorded:
-        readout = Readout(recorded, recorded.attempts[0])
+    with closing(Recording(path)) as recorded:
+        readout = StepReader(recorded, recorded.attempts[0])
         return readout, list(readout.windows(unusual=True))
 
 
@@ -118,8 +118,8 @@ def test_fast_steps_are_not_overwritten_between_two_checks(tmp_path):
         come = steps[number * each : (number + 1) * each]
         frames.append(frame(make_beat(0, number + 11, step=come[-1].index + 1, steps=come)))
     record(tmp_path / "fast.ddpw", frames, 1, run=make_run(1))
-    with closing(Recorded(tmp_path / "fast.ddpw")) as recorded:
-        readout = Readout(recorded, recorded.attempts[0])
+    with closing(Recording(tmp_path / "fast.ddpw")) as recorded:
+        readout = StepReader(recorded, recorded.attempts[0])
         # As in a recording that is sixteen times as long.
         readout.frames *= 16
         windows = list(readout.windows(unusual=True))

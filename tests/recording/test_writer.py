@@ -25,9 +25,9 @@ from ddpwatch.errors import UsageError
 from ddpwatch.recording import storage as retention
 from ddpwatch.recording import writer as recorder_module
 from ddpwatch.recording.alerts import recalled, reported
-from ddpwatch.recording.reader import Recorded
+from ddpwatch.recording.reader import Recording
 from ddpwatch.recording.schema import ALERTS_TOPIC, describe
-from ddpwatch.recording.steps import Readout
+from ddpwatch.recording.steps import StepReader
 from ddpwatch.recording.writer import Recorder
 from ddpwatch.session.playback import Playback
 from ddpwatch.sources.frames import Frame
@@ -54,7 +54,7 @@ def recorded(path):
     opened = []
 
     def open_it():
-        opened.append(Recorded(path))
+        opened.append(Recording(path))
         return opened[-1]
 
     yield open_it
@@ -306,7 +306,7 @@ def test_an_unreadable_description_counts_as_damage(path, recorded):
 
     recording = recorded()
     assert recording.attempts[0].run.id == RUN_ID
-    assert recording.attempts[0].judged.recorder == ""
+    assert recording.attempts[0].recorded_by.recorder == ""
     assert recording.damaged == 1
 
 
@@ -401,7 +401,7 @@ def test_retention_by_age_keeps_a_readable_rest(path, recorded, monkeypatch):
     assert 120 * S <= attempt.last_ns - attempt.first_ns < 200 * S
     begin = recording.checkpoint(attempt, attempt.first_ns)
     assert begin is not None
-    readout = Readout(recording, attempt)
+    readout = StepReader(recording, attempt)
     windows = list(readout.windows(unusual=True))
     assert sum(len(window) for window in windows) >= 120
     assert all(rank.hello is not None and rank.lost == 0 for rank in readout.state.ranks.values())
@@ -449,7 +449,7 @@ def test_a_full_disk_is_reported_once_and_the_gap_is_counted(path, recorded, mon
             follow(recorder, frames[first : first + 20])
             wait_for(lambda: recorder.trouble or not recorder._backlog)
         assert recorder.trouble
-        assert recorder.given_up
+        assert recorder.dropped_frames
         database.execute("PRAGMA max_page_count = 1000000")
         wait_for(lambda: not recorder.trouble and not recorder._backlog)
         monkeypatch.setattr(recorder_module, "BACKLOG_BYTES", 64 << 20)
@@ -460,9 +460,9 @@ def test_a_full_disk_is_reported_once_and_the_gap_is_counted(path, recorded, mon
     payloads = [entry.payload for entry in recording.entries(attempt)]
     assert len(said) == 2
     assert "full; watching goes on" in said[0]
-    assert f"is written again; {recorder.given_up} frames could not be kept" in said[1]
-    assert recorder.written + recorder.given_up == len(frames)
-    assert sum(map(recording.dropped, recording.attempts)) == recorder.given_up
+    assert f"is written again; {recorder.dropped_frames} frames could not be kept" in said[1]
+    assert recorder.written + recorder.dropped_frames == len(frames)
+    assert sum(map(recording.dropped, recording.attempts)) == recorder.dropped_frames
     assert len(payloads) == recorder.written
     assert payloads[:80] == [frame.payload for frame in frames[:80]]
     assert payloads[-160:] == [frame.payload for frame in frames[-160:]]
@@ -477,8 +477,8 @@ def test_a_disk_that_stays_full_does_not_block_closing(path, monkeypatch):
     follow(recorder, frames)
     recorder.close()
 
-    assert recorder.given_up
-    assert recorder.written + recorder.given_up == len(frames)
+    assert recorder.dropped_frames
+    assert recorder.written + recorder.dropped_frames == len(frames)
     assert len(said) == 1
 
 
@@ -508,8 +508,8 @@ def test_a_portion_that_cannot_be_written_is_counted_and_the_next_is_written(pat
         monkeypatch.setattr(recorder._file, "put", put_or_fail)
         follow(recorder, frames)
 
-    assert recorder.given_up
-    assert recorder.written + recorder.given_up == len(frames)
+    assert recorder.dropped_frames
+    assert recorder.written + recorder.dropped_frames == len(frames)
     assert "ValueError: odd" in said[0]
 
 
@@ -552,7 +552,7 @@ def test_texts_of_alerts_are_recorded_once_per_portion_and_removed_with_it(path,
                 text = f"text {number}"
                 findings = [Finding("memory", Severity.INFO, f"rank {rank}", text, "Look.") for rank in range(100)]
                 alerts = [Alert(finding, moment, moment) for finding in findings]
-                recorder.rest(state, frame.received_ns, alerts)
+                recorder.flush(state, frame.received_ns, alerts)
 
     recording = recorded()
     (attempt,) = recording.attempts

@@ -19,7 +19,7 @@ from ddpwatch.core.state.gpu import CURVES, NOT_REPORTED
 from ddpwatch.core.state.run import RunState
 from ddpwatch.recording.alerts import Opened
 from ddpwatch.recording.moments import NoMoment
-from ddpwatch.recording.reader import Recorded
+from ddpwatch.recording.reader import Recording
 from ddpwatch.recording.schema import ALERTS_TOPIC
 from ddpwatch.recording.storage import Retention
 from ddpwatch.session.backfill import backfill_gpus
@@ -64,7 +64,7 @@ def checkpoints_often(monkeypatch):
 
 
 def opened(path):
-    return closing(Playback(Recorded(path), playing=False))
+    return closing(Playback(Recording(path), playing=False))
 
 
 def go(playback: Playback, at_ns: int):
@@ -131,7 +131,7 @@ def test_the_text_of_an_alert_between_two_events_is_that_of_the_live_run(tmp_pat
             while not follower.idle:
                 follower.advance(0)
             follower.monitor.evaluate_now()
-    with closing(Recorded(path)) as recorded:
+    with closing(Recording(path)) as recorded:
         (attempt,) = recorded.attempts
         reported_ns = {row.at_ns for row in recorded.alerts()}
         kept = [entry for entry in recorded.entries(attempt, alerts=True) if entry.topic == ALERTS_TOPIC]
@@ -287,7 +287,7 @@ def test_an_opening_has_the_worst_severity_of_its_alert(tmp_path):
 
 def test_previous_alert_from_the_end_and_while_playing_on(slow):
     now_ns = [0]
-    with closing(Playback(Recorded(slow[0]), speed=100.0, clock=lambda: now_ns[0])) as playback:
+    with closing(Playback(Recording(slow[0]), speed=100.0, clock=lambda: now_ns[0])) as playback:
         *_, before, last = sorted({alert.at_ns for alert in playback.opened})
         go(playback, playback.reel.at(0))
         while not playback.at_end:
@@ -305,7 +305,7 @@ def test_previous_alert_from_the_end_and_while_playing_on(slow):
 def test_repeated_previous_alert_reaches_the_first_one(slow, speed):
     """More than a second apart, in which it plays past the alert and others right after it."""
     now_ns = [0]
-    with closing(Playback(Recorded(slow[0]), speed=speed, clock=lambda: now_ns[0])) as playback:
+    with closing(Playback(Recording(slow[0]), speed=speed, clock=lambda: now_ns[0])) as playback:
         times_ns = sorted({alert.at_ns for alert in playback.opened})
         go(playback, playback.reel.at(playback.reel.total_ns))
         visited = []
@@ -414,7 +414,7 @@ def test_retention_during_playback_is_not_damage_and_moves_the_start(tmp_path):
 def test_playing_a_removed_part_continues_at_the_new_start(tmp_path):
     path = tmp_path / "kept.ddpw"
     tape(path, "slow-backward")
-    with closing(Playback(Recorded(path), clock=lambda: 0)) as playback:
+    with closing(Playback(Recording(path), clock=lambda: 0)) as playback:
         begin_ns, end_ns = playback.reel.spans[0]
         go(playback, begin_ns)
         remove_before(path, (begin_ns + end_ns) // 2)
@@ -561,7 +561,7 @@ def test_gpu_readings_come_from_all_messages_and_malformed_ones_are_skipped(tmp_
         frames.append(Frame(b"gpu", b"no message", second * SECOND_NS))
         frames.append(Frame(b"gpu", wire.encode(make_beat(7, 1)), second * SECOND_NS))
     path = made_up(tmp_path / "gpu.ddpw", frames, 1)
-    with closing(Recorded(path)) as recorded:
+    with closing(Recording(path)) as recorded:
         (attempt,) = recorded.attempts
         state = RunState("x", "x", 1)
         late = make_gpus(0, [wire.Gpu("cuda:0", util_percent=60)], seq=60, mono_ns=60 * SECOND_NS)

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager, closing
 
 import pytest
 
-from ddpwatch.recording.reader import Recorded
+from ddpwatch.recording.reader import Recording
 from ddpwatch.session.playback import Playback
 from ddpwatch.simulator.scenario import Scenario
 from ddpwatch.tui import replay_feed as replayfeed
@@ -72,7 +72,7 @@ class Replayed(Stage):
 async def replayed(path, at="50%", size=(120, 40), *, playing=False, speed=1.0):
     from datetime import timezone
 
-    playback = Playback(Recorded(path), playing=playing, speed=speed)
+    playback = Playback(Recording(path), playing=playing, speed=speed)
     with closing(ReplayFeed(playback, playback.moment(at, timezone.utc))) as feed:
         app = ReplayDashboard(feed)
         async with app.run_test(size=size, notifications=True) as pilot:
@@ -101,7 +101,7 @@ async def test_every_screen_says_that_it_is_a_replay_and_where(path):
 
 
 async def test_until_it_is_read_that_is_said_and_not_that_there_is_no_run(path):
-    with closing(Playback(Recorded(path), playing=False)) as playback:
+    with closing(Playback(Recording(path), playing=False)) as playback:
         (choice,) = Lobby(ReplayFeed(playback, playback.first_sight_ns).opening).compose()
 
     (said,) = [line for line in choice._lobby(80, 24) if line]
@@ -341,7 +341,7 @@ async def test_what_takes_long_to_be_filled_in_says_so_until_it_is_there(path, m
 
     monkeypatch.setattr(Playback, "fill", nothing_yet)
     monkeypatch.setattr(replayfeed, "LONG_FILL_S", 0.0)
-    with closing(Playback(Recorded(path), playing=False)) as playback:
+    with closing(Playback(Recording(path), playing=False)) as playback:
         feed = ReplayFeed(playback, playback.reel.at(7 * SECOND_NS))
         async with ReplayDashboard(feed).run_test(size=(120, 40)) as pilot:
             stage = Replayed(pilot.app, pilot)
@@ -355,7 +355,7 @@ async def test_readings_of_gpus_leave_the_chart_of_steps_alone(path, monkeypatch
     """It would be worked out anew each time, which takes longer than the readings do."""
     found = ["gpus"]
     monkeypatch.setattr(Playback, "fill", lambda *_: found[0])
-    with closing(Playback(Recorded(path), playing=False)) as playback:
+    with closing(Playback(Recording(path), playing=False)) as playback:
         feed = ReplayFeed(playback, playback.reel.at(7 * SECOND_NS))
         while playback.seeking:
             feed.advance()
@@ -432,7 +432,7 @@ async def test_trouble_with_a_recording_that_is_made_is_told_in_words(size):
     from ddpwatch.tui.feed import Feed
     from tests.tui.stage import no_runs, played
 
-    recorder = SimpleNamespace(trouble="", given_up=0)
+    recorder = SimpleNamespace(trouble="", dropped_frames=0)
     follower = played("healthy", upto=120)
     feed = Feed(DEFAULTS, follows=follower, find=no_runs, recorder=recorder)
     async with staged(follower, size, feed=feed) as stage:
@@ -441,6 +441,6 @@ async def test_trouble_with_a_recording_that_is_made_is_told_in_words(size):
         follower.go_on(10)
         await stage.sees("▲ REC", "▲ not recorded: cannot write run.ddpw: database or d")
         assert "q quit" in stage.lines()[-1]
-        recorder.trouble, recorder.given_up = "", 12
+        recorder.trouble, recorder.dropped_frames = "", 12
         follower.go_on(10)
         await stage.sees("▲ not recorded: 12 frames")

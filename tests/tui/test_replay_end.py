@@ -10,7 +10,7 @@ import pytest
 
 from ddpwatch import wire
 from ddpwatch.core.limits import DEFAULTS
-from ddpwatch.recording.reader import Recorded
+from ddpwatch.recording.reader import Recording
 from ddpwatch.session.follow import RunFollower
 from ddpwatch.session.playback import Playback
 from ddpwatch.simulator.scenario import Fault, Scenario, frames
@@ -70,7 +70,7 @@ def test_a_seek_to_the_end_shows_in_the_end_what_live_showed(lived):
     assert was[0] == "step 1 500"
     assert any("median of the whole run" in line for line in was)
     assert any("rank 2" in line and "of the whole run" in line for line in was)
-    with closing(Playback(Recorded(path), playing=False)) as playback:
+    with closing(Playback(Recording(path), playing=False)) as playback:
         feed = ReplayFeed(playback, playback.reel.spans[-1].last_ns)
         until(feed, lambda: feed.ended)
         early = shown(feed.run_view(at=None, paused=False, anyway=True))
@@ -83,7 +83,7 @@ def test_a_seek_to_the_end_shows_in_the_end_what_live_showed(lived):
 def test_it_is_read_once_and_gone_on_with_where_one_has_left(lived, monkeypatch):
     monkeypatch.setattr(replayfeed, "FILL_S", 0.001)
     path, was = lived
-    with closing(Playback(Recorded(path), playing=False)) as playback:
+    with closing(Playback(Recording(path), playing=False)) as playback:
         end_ns = playback.reel.spans[-1].last_ns
         feed = ReplayFeed(playback, end_ns)
         until(feed, lambda: 0.1 < playback.whole.part < 1)
@@ -106,7 +106,7 @@ def test_standing_before_the_end_it_is_known_what_was_recorded_meanwhile(tmp_pat
     early = len(reported) // 12
     with closing(recorder_at(path)) as recorder:
         record(recorder, reported[:early])
-    with closing(Playback(Recorded(path), playing=False)) as playback:
+    with closing(Playback(Recording(path), playing=False)) as playback:
         feed = ReplayFeed(playback, playback.reel.at(playback.reel.total_ns // 2))
         until(feed, lambda: not playback.seeking)
         before = feed.position
@@ -120,7 +120,7 @@ def test_standing_before_the_end_it_is_known_what_was_recorded_meanwhile(tmp_pat
 
 def test_standing_still_before_the_end_the_last_finished_step_is_told(lived):
     path, _ = lived
-    with closing(Playback(Recorded(path), playing=False)) as playback:
+    with closing(Playback(Recording(path), playing=False)) as playback:
         feed = ReplayFeed(playback, playback.reel.at(playback.reel.total_ns // 2))
         until(feed, lambda: not playback.seeking)
         drawn = feed.run_view(at=None, paused=False, anyway=True)

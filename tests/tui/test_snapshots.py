@@ -15,7 +15,7 @@ from types import SimpleNamespace
 import pytest
 
 from ddpwatch.core.limits import DEFAULTS
-from ddpwatch.recording.reader import Recorded
+from ddpwatch.recording.reader import Recording
 from ddpwatch.session.playback import Playback
 from ddpwatch.tui import replay_app as replaying
 from ddpwatch.tui import run_picker as lobby
@@ -49,7 +49,7 @@ SIZES_OF = {"512-gpus": SIZES[1:2], REPLAY: SIZES[:2]}
 async def test_a_replay_looks_as_it_did(tmp_path, monkeypatch):
     monkeypatch.setattr(replaying, "local_zone", lambda: timezone.utc)
     tape(tmp_path / "run.ddpw", "slow-backward", "healthy")
-    playback = Playback(Recorded(tmp_path / "run.ddpw"), playing=False, speed=10.0)
+    playback = Playback(Recording(tmp_path / "run.ddpw"), playing=False, speed=10.0)
     changed = []
     with closing(ReplayFeed(playback, playback.reel.at(8_000_000_000))) as feed:
         app = replaying.ReplayDashboard(feed)

@@ -16,7 +16,7 @@ from ddpwatch.core.metrics.aggregate import overall
 from ddpwatch.core.metrics.window import SYNC
 from ddpwatch.core.state.sanitize import NAME_CHARS, sanitize
 from ddpwatch.core.units import finite
-from ddpwatch.recording.alerts import troubles
+from ddpwatch.recording.alerts import alerts_at_worst
 from ddpwatch.recording.health import damage_of
 from ddpwatch.recording.steps import digest_of
 from ddpwatch.version import VERSION
@@ -63,11 +63,11 @@ def write_json(exported: Exported, file: IO[str]) -> None:
             "attempt": exported.number,
             "attempts": len(exported.recorded.attempts),
             "recorded": {"from": iso(attempt.first_ns), "to": iso(attempt.last_ns)},
-            "manifest": {**manifest_object(state), **_judged(attempt.judged)},
+            "manifest": {**manifest_object(state), **_judged(attempt.recorded_by)},
             "steps": {"left_out": exported.readout.skipped, **summary(figures)},
             "ranks": _ranks(state, digest),
             "logged": {name: _series(series) for name, series in exported.logged.series.items()},
-            "alerts": alerts(troubles(exported.recorded, attempt, state)),
+            "alerts": alerts(alerts_at_worst(exported.recorded, attempt, state)),
             **_damage(damage_of(exported.recorded, attempt)),
         },
         file,

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Final
 
 from ddpwatch.errors import UsageError
 from ddpwatch.outputs.export.logged_values import Logged
-from ddpwatch.recording.steps import Readout
+from ddpwatch.recording.steps import StepReader
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from ddpwatch.core.metrics.window import Window
-    from ddpwatch.recording.reader import Attempt, Recorded
+    from ddpwatch.recording.reader import Attempt, Recording
 
 LAST_STEP: Final = 2**62
 LOOK_FRAMES: Final = 4096
@@ -25,7 +25,7 @@ class Exported:
 
     def __init__(
         self,
-        recorded: Recorded,
+        recorded: Recording,
         attempt: Attempt,
         steps: tuple[int, int] = (0, LAST_STEP),
         progress: Callable[[int], None] | None = None,
@@ -33,7 +33,7 @@ class Exported:
         """From the first to the last of `steps`, both included."""
         self.recorded, self.attempt = recorded, attempt
         self._progress = progress
-        self.readout = Readout(recorded, attempt, progress, self._hear)
+        self.readout = StepReader(recorded, attempt, progress, self._hear)
         self.state = self.readout.state
         self.logged = Logged(steps, self.state.world_size, self.state.kept_steps)
         """What the script has logged, as far as it was read."""

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Final
 from ddpwatch.core.diagnosis.outcome import outcome_of
 from ddpwatch.core.metrics.utilization import COLUMNS, Utilization
 from ddpwatch.core.state.sanitize import NAME_CHARS, sanitize
-from ddpwatch.recording.alerts import told_before, troubles
+from ddpwatch.recording.alerts import alerts_at_worst, earlier_alerts
 from ddpwatch.recording.database import lacks_wal
 from ddpwatch.recording.health import damage_of
 from ddpwatch.recording.schema import RecordedBy
-from ddpwatch.recording.steps import Readout, digest_of
+from ddpwatch.recording.steps import StepReader, digest_of
 from ddpwatch.view.alerts.format import most_urgent_first
 from ddpwatch.view.verdict import before_it
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ddpwatch.core.metrics.aggregate import Digest
     from ddpwatch.core.state.run import RunState
     from ddpwatch.recording.health import Damage
-    from ddpwatch.recording.reader import Attempt, Recorded
+    from ddpwatch.recording.reader import Attempt, Recording
 
 MAX_ALERTS: Final = 100
 """Alerts that are told in full, the most urgent ones."""
@@ -75,7 +75,7 @@ class Report:
     implausible: tuple[int, ...] = ()
     """Ranks whose figures were left out somewhere because they cannot be true."""
     scaling: Scaling | None = None
-    judged: RecordedBy = field(default_factory=RecordedBy)
+    recorded_by: RecordedBy = field(default_factory=RecordedBy)
     """By which version it was recorded, and by which limits judged."""
 
     @cached_property
@@ -89,7 +89,7 @@ class Report:
         return max(self.ended_ns - self.began_ns, 0) / 1e9
 
 
-def gather(recorded: Recorded, attempt: Attempt, progress: Callable[[int], None] | None = None) -> Report:
+def gather(recorded: Recording, attempt: Attempt, progress: Callable[[int], None] | None = None) -> Report:
     """Read an attempt. `progress` is told, now and then, how many more frames are done."""
     loads, done = Utilization((attempt.last_ns - attempt.first_ns) // PROGRESS_UPDATES), 0
 
@@ -100,11 +100,11 @@ def gather(recorded: Recorded, attempt: Attempt, progress: Callable[[int], None]
         if progress is not None:
             progress(frames)
 
-    readout = Readout(recorded, attempt, look)
+    readout = StepReader(recorded, attempt, look)
     digest, implausible = digest_of(readout.windows(), tuple(readout.state.ranks))
     look(max(readout.frames - done, 0))
     loads.sample(readout.state, last=True)
-    found, before = troubles(recorded, attempt, readout.state), _before(recorded, attempt)
+    found, before = alerts_at_worst(recorded, attempt, readout.state), _before(recorded, attempt)
     return Report(
         file_name=sanitize(recorded.path.name, NAME_CHARS),
         number=recorded.attempts.index(attempt) + 1,
@@ -121,16 +121,16 @@ def gather(recorded: Recorded, attempt: Attempt, progress: Callable[[int], None]
         unclosed=lacks_wal(recorded.path),
         skipped=readout.skipped,
         implausible=implausible,
-        judged=attempt.judged,
+        recorded_by=attempt.recorded_by,
     )
 
 
-def _before(recorded: Recorded, attempt: Attempt) -> tuple[str, ...]:
+def _before(recorded: Recording, attempt: Attempt) -> tuple[str, ...]:
     def other(number: int) -> str:
         run = recorded.attempts[number - 1].run
         return "" if run.name == attempt.run.name else run.name or run.id
 
-    reported = sorted(told_before(recorded, attempt).items(), reverse=True)
+    reported = sorted(earlier_alerts(recorded, attempt).items(), reverse=True)
     return tuple(filter(None, (before_it(number, alerts, other(number)) for number, alerts in reported)))
 
 

@@ -387,7 +387,7 @@ def _recording(report: Report) -> list[tuple[str, str]]:
         ("run", f"{report.state.name} ({report.state.run_id})"),
         ("attempt", f"{report.number} of {report.attempts} in the recording"),
         ("recorded", f"{began} to {ended}, {duration(report.seconds)}"),
-        *recorded_by_facts(report.judged.recorder, report.judged.limits),
+        *recorded_by_facts(report.recorded_by.recorder, report.recorded_by.limits),
         ("report by", f"ddpwatch {VERSION}"),
     ]
 
