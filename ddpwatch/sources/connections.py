@@ -196,5 +196,5 @@ def probe(run: RunFile, timeout_s: float = PROBE_S) -> None:
         new = "(ddpwatch ticket) on its hosts" if run.relay is None else "from where `ddpwatch relay` runs"
         raise AccessRefused(f"{name} cannot be watched: {problem}; get a new ticket {new}")
     where = ", ".join(sorted(tried)[:3]) or "any address"
-    who = f"no rank of {name} answers" if run.relay is None else f"the relay of {name} does not answer"
-    raise NoSuchRun(f"{who} at {where}: it has ended, or this host cannot reach it")
+    silent = f"no rank of {name} answers" if run.relay is None else f"the relay of {name} does not answer"
+    raise NoSuchRun(f"{silent} at {where}: it has ended, or this host cannot reach it")
