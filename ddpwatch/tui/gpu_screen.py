@@ -10,12 +10,12 @@ from textual.geometry import clamp
 from ddpwatch.tui.rank_table import RankTable
 from ddpwatch.tui.screens import BOX_COLUMNS, BOX_ROWS, Listed, Pane, set_height
 from ddpwatch.tui.widgets import Painted
-from ddpwatch.view.gpus.columns import ORDERS
+from ddpwatch.view.columns import Ordering
+from ddpwatch.view.gpus.columns import SORT_KEYS
 from ddpwatch.view.gpus.detail import gpu_curves, gpu_detail
 from ddpwatch.view.gpus.host_usage import device_table
-from ddpwatch.view.gpus.table import gpu_map, gpu_page, gpu_table, key_of, table_rows, table_top
+from ddpwatch.view.gpus.table import gpu_map, gpu_page, gpu_table, key_of, table_top
 from ddpwatch.view.layout import capped
-from ddpwatch.view.ranks.table import Ordering
 
 if TYPE_CHECKING:
     from textual import events
@@ -49,7 +49,7 @@ class DeviceList(Listed):
         self.chosen_gpu: GpuKey | None = None
         self._moved = False
         """Whether somebody has chosen a GPU. Until then it is the first one, whichever that is by now."""
-        self._page: tuple[RunView, Ordering, GpuPage] | None = None
+        self._page: tuple[RunView, GpuPage] | None = None
         self._shown_for: tuple[GpuKey | None, int] | None = None
         """Which GPU was chosen, and in how many rows, when it was last brought into sight."""
 
@@ -66,7 +66,7 @@ class DeviceList(Listed):
     @property
     def titles(self) -> tuple[str, ...]:
         """What can be sorted by."""
-        return tuple(ORDERS)
+        return tuple(SORT_KEYS)
 
     def gpu(self, run_view: RunView) -> GpuRow | None:
         """The one that is chosen."""
@@ -78,9 +78,9 @@ class DeviceList(Listed):
     def page(self, run_view: RunView) -> GpuPage:
         """All its lines, worked out once for each picture."""
         # The picture itself is kept, not its id: that of a picture which is gone may be another one's by now.
-        if self._page is None or self._page[0] is not run_view or self._page[1] != self.ordering:
-            self._page = run_view, self.ordering, gpu_page(run_view, self.ordering)
-        return self._page[2]
+        if self._page is None or self._page[0] is not run_view or self._page[1].ordering != self.ordering:
+            self._page = run_view, gpu_page(run_view, self.ordering)
+        return self._page[1]
 
     def _lines_from(self, run_view: RunView, columns: int, rows: int) -> list[Line]:
         if run_view.totals.gpus is None:
@@ -92,16 +92,14 @@ class DeviceList(Listed):
         line = page.line_of(self.chosen_gpu)
         entry = page.entries[line].gpu
         self.chosen_gpu = key_of(entry) if entry is not None else None
-        room = table_rows(run_view, rows)
+        room = rows - table_top(run_view, rows)
         # Sorted by a figure, GPUs change places with every reading: who looks at the top of the list stays there.
         if page.by_host or self._shown_for != (self.chosen_gpu, room):
             # One line may say how many more there are; a host's line stays with its first GPU.
             most_first = line - 1 if line == 1 else line
             self.first = clamp(self.first, max(0, line - room + 2), most_first)
             self._shown_for = self.chosen_gpu, room
-        return gpu_table(
-            run_view, page, columns, rows, first=self.first, chosen=self.chosen_gpu, ordering=self.ordering
-        )
+        return gpu_table(run_view, page, columns, rows, first=self.first, chosen=self.chosen_gpu)
 
     def action_move(self, by: int) -> None:
         """Choose another GPU, or go up or down: one line a rank, and one a host."""
@@ -128,7 +126,7 @@ class DeviceList(Listed):
         if self._run_view is None or self._run_view.totals.gpus is None:
             return
         page = self.page(self._run_view)
-        top = self.size.height - table_rows(self._run_view, self.size.height)
+        top = table_top(self._run_view, self.size.height)
         line = event.y - self.gutter.top - top + self.first
         if event.y - self.gutter.top < top or not 0 <= line < len(page.entries):
             return

@@ -11,7 +11,8 @@ from textual.scroll_view import ScrollView
 
 from ddpwatch.tui.widgets import SCROLLBAR_COLUMNS, Strips
 from ddpwatch.view.cells import Cell, Level
-from ddpwatch.view.ranks.table import Ordering, arrange, heading, plan, rank_line
+from ddpwatch.view.columns import Ordering
+from ddpwatch.view.ranks.table import arrange, rank_layout
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,8 +21,8 @@ if TYPE_CHECKING:
     from textual.strip import Strip
 
     from ddpwatch.view.cells import Line
+    from ddpwatch.view.columns import Layout
     from ddpwatch.view.ranks.columns import Row
-    from ddpwatch.view.ranks.table import Plan
     from ddpwatch.view.run_view import RunView
 
 HEADING_ROWS: Final = 1
@@ -58,7 +59,7 @@ class RankTable(ScrollView, can_focus=True, inherit_bindings=False):
         self.ordering = Ordering()
         self._run_view: RunView | None = None
         self._rows: Sequence[Row] = ()
-        self._plan: Plan | None = None
+        self._fitted: Layout[Row] | None = None
         self._reveals = False
         """Whether the cursor is to be brought into sight with the next picture."""
         self._hangs = False
@@ -72,7 +73,7 @@ class RankTable(ScrollView, can_focus=True, inherit_bindings=False):
     @property
     def titles(self) -> tuple[str, ...]:
         """The columns that are shown, and can be sorted by."""
-        return tuple(self._plan.titles) if self._plan else ()
+        return self._fitted.titles if self._fitted else ()
 
     def take_over(self, other: RankTable | None) -> None:
         """Show the same as another table did: its order, and the cursor on its rank, in sight."""
@@ -91,7 +92,7 @@ class RankTable(ScrollView, can_focus=True, inherit_bindings=False):
         scrolls = len(self._rows) + HEADING_ROWS > self.size.height
         columns = self.size.width - GUTTER_COLUMNS - (SCROLLBAR_COLUMNS if scrolls else 0)
         totals = run_view.totals
-        self._plan = plan((), columns, show_host=totals.hosts > 1, steady=totals.extent)
+        self._fitted = rank_layout((), columns, show_host=totals.hosts > 1, steady=totals.extent)
         if self._rows and (self.ordering.follow_worst or not any(map(self._has_cursor, self._rows))):
             self.cursor_rank = self._rows[0].state.rank
             self.scroll_to(y=0, animate=False, immediate=True)
@@ -211,11 +212,11 @@ class RankTable(ScrollView, can_focus=True, inherit_bindings=False):
         return row is not None and self._has_cursor(row)
 
     def _line(self, y: int) -> Line:
-        if self._plan is None:
+        if self._fitted is None:
             return []
         if y < HEADING_ROWS:
             ordering = self.ordering
-            titles = heading(self._plan, ordering.marked, backwards=ordering.backwards)
+            titles = self._fitted.heading(ordering.marked, backwards=ordering.backwards)
             return [Cell(" " * GUTTER_COLUMNS), *titles]
         row = self._row_at(y)
         if row is None:
@@ -223,7 +224,7 @@ class RankTable(ScrollView, can_focus=True, inherit_bindings=False):
             return [Cell("  no rank has these words; esc shows all", Level.WARN)] if nobody else []
         # The mark says it where colours do not.
         mark = Cell("▌" if self._is_cursor(y) else " ", Level.TITLE)
-        return [mark, *rank_line(self._plan, row)]
+        return [mark, *self._fitted.line(row)]
 
     def _repaint(self) -> None:
         for y in range(self.size.height):

@@ -13,7 +13,8 @@ from ddpwatch.tui.gpu_screen import DeviceList
 from ddpwatch.tui.keys import TABS
 from ddpwatch.tui.rank_table import RankTable
 from ddpwatch.tui.widgets import Field
-from ddpwatch.view.ranks.table import SORTABLE, Ordering
+from ddpwatch.view.columns import Ordering
+from ddpwatch.view.ranks.columns import SORT_KEYS
 
 if TYPE_CHECKING:
     from textual.screen import Screen
@@ -62,7 +63,7 @@ class TableActions(App[None]):
     def action_sort_next(self) -> None:
         """Sort by the next column."""
         # A table that was not drawn yet does not know its columns.
-        titles = next((table.titles for table in self._sorted() if table.titles), SORTABLE)
+        titles = next((table.titles for table in self._sorted() if table.titles), tuple(SORT_KEYS))
         self._reorder(lambda ordering: ordering.by_next(titles))
 
     def action_sort_turn(self) -> None:

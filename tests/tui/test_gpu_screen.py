@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from ddpwatch.tui.gpu_screen import DeviceList
 from ddpwatch.view.cells import plain
-from ddpwatch.view.ranks.table import Ordering
+from ddpwatch.view.columns import Ordering
 from tests.builders.fake_rank import make_gpu, make_gpus
 from tests.tui.stage import played, staged
 

@@ -11,12 +11,13 @@ from hypothesis import strategies as st
 
 from ddpwatch import wire
 from ddpwatch.view.cells import Level, line_columns, plain
+from ddpwatch.view.columns import Ordering
 from ddpwatch.view.gpus.columns import memory_bar, used_of
 from ddpwatch.view.gpus.detail import NAMES, gpu_curves, gpu_detail
 from ddpwatch.view.gpus.table import gpu_map, gpu_page, gpu_table, key_of
 from ddpwatch.view.gpus.usage import gpu_rows, waiting_percent
 from ddpwatch.view.ranks.detail import rank_page
-from ddpwatch.view.ranks.table import Ordering, rank_table
+from ddpwatch.view.ranks.table import rank_table
 from tests.builders.fake_rank import make_beat, make_gpu, make_gpus
 from tests.view.pages import assert_fits, heights, make_monitor, make_run_view, page, run_views, texts, widths
 
@@ -40,9 +41,7 @@ def gpu_watch(world=4, hosts=2, backend="nccl", gpus=None, steps=120, **by_rank)
 
 def drawn(monitor=None, columns=116, rows=30, first=0, chosen=None, ordering=BY_HOST, **options):
     run_view = make_run_view(monitor or gpu_watch(), **options)
-    return gpu_table(
-        run_view, gpu_page(run_view, ordering), columns, rows, first=first, chosen=chosen, ordering=ordering
-    )
+    return gpu_table(run_view, gpu_page(run_view, ordering), columns, rows, first=first, chosen=chosen)
 
 
 def line_of(lines, rank):
@@ -52,9 +51,8 @@ def line_of(lines, rank):
 @settings(deadline=None, max_examples=60)
 @given(run_views(), widths, heights, st.integers(-2, 30), st.sampled_from(["", "UTIL", "TEMP", "MEMORY", "RANK", "?"]))
 def test_it_fits_any_window_whatever_is_known(run_view, columns, rows, first, column):
-    ordering = Ordering(column)
-    found = gpu_page(run_view, ordering)
-    lines = gpu_table(run_view, found, columns, rows, first=first, chosen=None, ordering=ordering)
+    found = gpu_page(run_view, Ordering(column))
+    lines = gpu_table(run_view, found, columns, rows, first=first, chosen=None)
 
     assert_fits(lines, columns, rows)
     for entry in found.entries:

@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 
 from ddpwatch import wire
 from ddpwatch.view.cells import Level
-from ddpwatch.view.ranks.columns import attention, badge
-from ddpwatch.view.ranks.table import BY_RANK_UP_TO, SORTABLE, Ordering, arrange
+from ddpwatch.view.columns import Ordering
+from ddpwatch.view.ranks.columns import SORT_KEYS, attention, badge
+from ddpwatch.view.ranks.table import BY_RANK_UP_TO, arrange
 from tests.builders.fake_rank import MS, make_beat
 from tests.view.pages import make_monitor, make_run_view, run_views
 
@@ -76,7 +77,7 @@ def test_a_number_is_not_every_rank_with_its_digit(crowd):
     assert shown(crowd, Ordering(wanted="1")) == [1]
 
 
-@given(run_views(), st.sampled_from(["", *SORTABLE]), st.booleans(), st.booleans())
+@given(run_views(), st.sampled_from(["", *SORT_KEYS]), st.booleans(), st.booleans())
 def test_any_order_shows_every_rank_once(run_view, column, backwards, follow):
     ordering = Ordering(column=column, backwards=backwards, follow_worst=follow)
 
