@@ -1,4 +1,4 @@
-"""What is shown while no run is followed: the wait for one, or the choice between several."""
+"""The screen while no run is followed: waiting for one, or choosing between several."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Choice(Plain):
-    """Runs to choose from; while there is none, how to start one."""
+    """A list of runs to choose from; while there is none, how to start one."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("up,k", "move(-1)", "up", show=False),
@@ -36,36 +36,34 @@ class Choice(Plain):
         """A run was chosen."""
 
         def __init__(self, run: RunFile) -> None:
-            """Which one."""
             super().__init__()
             self.run = run
 
     def __init__(self, attaching: str = "", **settings: Any) -> None:
-        """Begin with none."""
         super().__init__(self._lobby, focus=True, **settings)
         self.runs: list[RunFile] = []
         self.trouble = ""
         self.attaching = attaching
-        """What is said of a run whose ranks are being asked; empty = there is none."""
+        """Text while a run is being attached to; empty = none is."""
         self.back = ""
-        """Name of the run that one can go back to; empty = there is none."""
+        """Name of the run to go back to; empty = none."""
         self._selected = ""
-        """Id of the selected run: it stays selected when the list changes."""
+        """Id of the selected run, which stays selected when the list changes."""
         self._since_s = time.monotonic()
 
     def begin(self, run_id: str) -> None:
-        """Begin anew, with this run selected if it is there."""
+        """Begin a new choice, with this run selected."""
         self._selected = run_id
         self._since_s = time.monotonic()
 
     def action_move(self, by: int) -> None:
-        """Select another one."""
+        """Select another run."""
         if self.runs:
             self._selected = self.runs[clamp(self._place() + by, 0, len(self.runs) - 1)].id
             self.repaint()
 
     def action_choose(self) -> None:
-        """Take the selected one."""
+        """Attach to the selected run."""
         if self.runs:
             self.post_message(self.Chosen(self.runs[self._place()]))
 
@@ -74,8 +72,8 @@ class Choice(Plain):
 
     def _lobby(self, columns: int, rows: int) -> list[Line]:
         if self.attaching:
-            said = " " * ((columns - len(self.attaching)) // 2) + self.attaching
-            return [*([] for _ in range(rows // 3)), [Cell(pad(said, columns))]]
+            centered = " " * ((columns - len(self.attaching)) // 2) + self.attaching
+            return [*([] for _ in range(rows // 3)), [Cell(pad(centered, columns))]]
         if self.runs:
             now_s = time.time()
             runs = [row_of(run, now_s) for run in self.runs]
@@ -87,10 +85,9 @@ class Choice(Plain):
 
 
 class Lobby(Vertical):
-    """The screen before there is a run."""
+    """The screen before there is a run; shows `opening` until there is something else."""
 
     def __init__(self, opening: str = "") -> None:
-        """Say this until there is something to show."""
         super().__init__(id="lobby")
         self._opening = opening
 
@@ -99,7 +96,7 @@ class Lobby(Vertical):
         yield Choice(self._opening, id="choice")
 
     def show(self, runs: list[RunFile], trouble: str, attaching: str, back: str) -> None:
-        """Draw what there is to choose from and where one can go `back` to, or what is about to be shown."""
+        """Draw the choice with the run to go `back` to, or the run being attached to."""
         choice = self.query_one(Choice)
         choice.runs, choice.trouble, choice.attaching, choice.back = runs, trouble, attaching, back
         choice.repaint()

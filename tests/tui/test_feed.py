@@ -26,7 +26,7 @@ NOW_S = 1_800_000_000.0
 
 @pytest.fixture(autouse=True)
 def _looks_often(monkeypatch):
-    monkeypatch.setattr(feed_module, "LOOK_S", 0.02)
+    monkeypatch.setattr(feed_module, "SEARCH_S", 0.02)
 
 
 def advance_until(feed: Feed, condition) -> None:
@@ -72,7 +72,7 @@ def test_a_few_frames_are_worth_a_look_and_not_only_silence(run_dir, monkeypatch
 
 
 def test_where_a_walk_over_all_ranks_takes_long_the_picture_is_refreshed_until_the_next_one(run_dir, monkeypatch):
-    for name, value in {"LOOK_SHARE": 1e-9, "MAX_LOOK_S": 3600.0, "MIN_LOOK_S": 0.0, "REFRESH_S": 0.0}.items():
+    for name, value in {"WALK_SHARE": 1e-9, "MAX_WALK_S": 3600.0, "MIN_VIEW_S": 0.0, "REFRESH_S": 0.0}.items():
         monkeypatch.setattr(feed_module, name, value)
     with closing(Feed(DEFAULTS)) as feed, FakeRun(run_dir, 2) as run:
         run.train(0, 40)
@@ -81,16 +81,16 @@ def test_where_a_walk_over_all_ranks_takes_long_the_picture_is_refreshed_until_t
         run.train(40, 5)
         ranks = feed.follows.monitor.state.ranks.values()
         advance_until(feed, lambda: all(rank.step == 45 for rank in ranks))
-        feed._unseen = True
+        feed._changed = True
         second = feed.run_view(at=None, paused=False)
         assert second.figures is first.figures
         assert (first.totals.step, second.totals.step) == (40, 45)
         assert feed.run_view(at=None, paused=False) is None, "nothing has come since"
         assert feed.run_view(at=None, paused=False, anyway=True).last_step == 44, "somebody asks for it"
         assert feed.run_view(at=30, paused=True, anyway=True).last_step == 30
-        feed._unseen = True
+        feed._changed = True
         assert feed.run_view(at=None, paused=False).last_step == 44, "the last one is of another step"
-        feed._walk_due_s, feed._unseen = 0.0, True
+        feed._walk_due_s, feed._changed = 0.0, True
         assert feed.run_view(at=None, paused=False).figures is not first.figures, "it is time"
 
 
@@ -118,7 +118,7 @@ def test_a_run_that_ended_stays_and_the_same_job_started_again_is_followed_but_n
         foreign = make_run_file(run_dir, 2, run_id=OTHER_ID, name="other", job="another")
         feed._find = lambda: [run.file, foreign]
         for _ in range(5):
-            feed._look_due_s = 0.0
+            feed._search_due_s = 0.0
             feed.advance()
         assert feed.follows is first
         assert feed.restarts == 0
@@ -204,7 +204,7 @@ def test_trouble_with_the_run_directory_is_told_and_goes_away(run_dir):
     with closing(Feed(DEFAULTS, find=refuse)) as feed:
         assert feed.advance(), "there is something new to see"
         assert "Permission denied" in feed.trouble
-        feed._find, feed._look_due_s = (list), 0.0
+        feed._find, feed._search_due_s = (list), 0.0
         assert feed.advance()
         assert feed.trouble == ""
 

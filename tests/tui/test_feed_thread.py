@@ -61,7 +61,7 @@ async def test_what_a_key_has_asked_for_is_not_kept_waiting_by_the_rest(judging,
     monkeypatch.setattr(intake, "MAX_FOR_KEYS_S", 3600.0)
     feed.begins = taken.key_pressed
     ticking = asyncio.create_task(taken.tick())
-    while not taken._asked:
+    while not taken._pending:
         await asyncio.sleep(0)
     assert await taken.ask(lambda: "answer") == "answer"
     await ticking
