@@ -7,29 +7,32 @@ import contextlib
 import os
 import signal
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
-from textual import events
+from textual import events, on
+from textual.app import App
 from textual.css.query import NoMatches
-from textual.widgets import ContentSwitcher
+from textual.widgets import ContentSwitcher, Input
 
-from ddpwatch.core.state.sanitize import NAME_CHARS, sanitize
 from ddpwatch.errors import INTERRUPTED
 from ddpwatch.tui import screens
 from ddpwatch.tui.commands import commands, copy_alert, export_screen
 from ddpwatch.tui.driver import ResilientDriver
 from ddpwatch.tui.feed_thread import FeedThread
-from ddpwatch.tui.gpu_screen import Devices
+from ddpwatch.tui.gpu_screen import DeviceList, Devices
 from ddpwatch.tui.help_screen import Help
 from ddpwatch.tui.keys import BINDINGS, SUMMARY, TABS
-from ddpwatch.tui.run_picker import Choice, Lobby
-from ddpwatch.tui.table_actions import TableActions
+from ddpwatch.tui.rank_table import RankTable
+from ddpwatch.tui.run_picker import LOBBY, RunPicker
 from ddpwatch.tui.themes import DEFAULT, THEMES, VARIABLES
 from ddpwatch.tui.widgets import Field, Painted
 from ddpwatch.view.alerts.panel import stuck_rank
+from ddpwatch.view.columns import Ordering
+from ddpwatch.view.ranks.columns import SORT_KEYS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
     from pathlib import Path
 
     from textual.app import ComposeResult, SystemCommand
@@ -38,7 +41,6 @@ if TYPE_CHECKING:
     from textual.widget import Widget
 
     from ddpwatch.tui.feed import Feed
-    from ddpwatch.tui.rank_table import RankTable
     from ddpwatch.view.run_view import RunView
 
 TICK_S: Final = 0.1
@@ -48,7 +50,7 @@ IDLE_S: Final = 1.0
 """Seconds between repaints while nothing is received: some texts show the time."""
 
 
-class Dashboard(TableActions):
+class Dashboard(App[None]):
     """Shows one run at a time, from the wait for it to its summary."""
 
     TITLE = "ddpwatch"
@@ -63,6 +65,10 @@ class Dashboard(TableActions):
             self.register_theme(known)
         self.theme = theme
         self.feed = feed
+        self.run_view: RunView | None = None
+        """What is drawn; None = there is no run yet."""
+        self.where = TABS[0][0]
+        """The current screen."""
         self._export_to = export_to
         self._at: int | None = None
         self._came_from = TABS[0][0]
@@ -80,12 +86,17 @@ class Dashboard(TableActions):
         """Colors for themes that do not set ours."""
         return dict(VARIABLES)
 
+    @property
+    def _board(self) -> Screen[Any]:
+        """The dashboard's own screen, also while another one lies over it."""
+        return self.screen_stack[0]
+
     def compose(self) -> ComposeResult:
         """The screens, and the lines above and below them."""
         yield Painted(lambda run_view, columns, _: [screens.header(self, run_view, columns)], id="header")
         yield Painted(lambda _run_view, columns, _: [screens.tabs(self, columns)], id="tabs")
-        with ContentSwitcher(id="switch", initial="lobby"):
-            yield Lobby(self.feed.opening)
+        with ContentSwitcher(id="switch", initial=LOBBY):
+            yield RunPicker(self.feed.opening)
             yield screens.Overview(id="overview")
             yield screens.Ranks(id="ranks")
             yield screens.AllReduce(id="allreduce")
@@ -177,19 +188,16 @@ class Dashboard(TableActions):
 
     def notify_restart(self) -> None:
         """Say that this is another run of the job."""
-        self.notify(
-            f"The job has restarted: this is its new run, {sanitize(self.feed.name, NAME_CHARS)}.", markup=False
-        )
+        self.notify(f"The job has restarted: this is its new run, {self.feed.name}.", markup=False)
 
     def _wait(self, *, came: bool, now_s: float) -> None:
-        lobby = self._board.query_one(Lobby)
-        if self._board.query_one(ContentSwitcher).current != "lobby":
+        if self._board.query_one(ContentSwitcher).current != LOBBY:
             self._forget()
-            self._switch("lobby")
+            self._switch(LOBBY)
         if came or now_s >= self._idle_due_s:
             self._idle_due_s = now_s + IDLE_S
             back = self.feed.name if self.feed.choosing else ""
-            lobby.show(self.feed.choices, self.feed.trouble, self.feed.opening, back)
+            self._board.query_one(RunPicker).show(self.feed.choices, self.feed.trouble, self.feed.opening, back)
 
     def _forget(self) -> None:
         """Clear what is shown of the last run."""
@@ -210,7 +218,7 @@ class Dashboard(TableActions):
         if self.feed.ended and not self.end_shown:
             self.end_shown = True
             self._switch(SUMMARY)
-        elif first and self._board.query_one(ContentSwitcher).current in {"lobby", SUMMARY}:
+        elif first and self._board.query_one(ContentSwitcher).current in {LOBBY, SUMMARY}:
             self._switch(self.where if self.where != SUMMARY else TABS[0][0])
         self._paint()
 
@@ -249,7 +257,7 @@ class Dashboard(TableActions):
     # --- screens ---
 
     def _switch(self, name: str) -> None:
-        if name != "lobby":
+        if name != LOBBY:
             self._table = next(iter(self.tables()), self._table)
             self.where = name
             for table in self.tables():
@@ -260,8 +268,8 @@ class Dashboard(TableActions):
             self._feed_thread.submit(self.feed.want_buckets, name == "allreduce")
             ranks = [self._board.query_one(screens.RankPage).rank] if name == "rank" else []
             self._feed_thread.submit(self.feed.request_stacks, frozenset(ranks))
-        if name == "lobby":
-            self._board.query_one(Choice).focus()
+        if name == LOBBY:
+            self._board.query_one(RunPicker).focus()
             return
         # Before the layout is done: the tab responds to the key, and the rest has its lines ready.
         self._paint()
@@ -321,14 +329,66 @@ class Dashboard(TableActions):
         run = self.feed.run
         if run is None or not self.feed.choosable:
             return
-        self._board.query_one(Choice).begin(run.id)
+        self._board.query_one(RunPicker).begin(run.id)
         if not await self._feed_thread.ask(self.feed.choose):
             self.notify("There is no other run now.", markup=False)
 
-    def on_choice_chosen(self, event: Choice.Chosen) -> None:
+    def on_run_picker_chosen(self, event: RunPicker.Chosen) -> None:
         """Attach to a run from the list."""
         self._feed_thread.submit(self.feed.pick, event.run)
         self._hurry.resume()
+
+    # --- tables ---
+
+    def tables(self) -> list[RankTable]:
+        """The rank tables of the current screen."""
+        return list(self._board.query(f"#{self.where} RankTable").results(RankTable))
+
+    def _sorted(self) -> list[RankTable | DeviceList]:
+        return [*self.tables(), *self._board.query(f"#{self.where} DeviceList").results(DeviceList)]
+
+    def _reorder(self, change: Callable[[Ordering], Ordering]) -> None:
+        """Change the order of all rank tables alike, or of the list of GPUs."""
+        for table in self._sorted() if self.where == "devices" else self._board.query(RankTable):
+            table.ordering = change(table.ordering)
+        self._paint()
+
+    def action_sort(self, column: str) -> None:
+        """Sort by a column; a second time reverses it."""
+        self._reorder(lambda ordering: ordering.by(column))
+
+    def action_sort_next(self) -> None:
+        """Sort by the next column."""
+        # A table that was not drawn yet has no columns.
+        titles = next((table.titles for table in self._sorted() if table.titles), tuple(SORT_KEYS))
+        self._reorder(lambda ordering: ordering.by_next(titles))
+
+    def action_sort_turn(self) -> None:
+        """Reverse the order."""
+        self._reorder(Ordering.turned)
+
+    def action_follow_worst(self) -> None:
+        """Keep the worst rank on top, or stop that."""
+        self._reorder(Ordering.following)
+
+    @property
+    def _filter(self) -> Field:
+        return self._board.query_one("#filter", Field)
+
+    def action_filter(self) -> None:
+        """Open the filter."""
+        if self.run_view is not None and self.tables():
+            self._filter.open()
+
+    @on(Input.Changed, "#filter")
+    def filter_changed(self, event: Input.Changed) -> None:
+        """Filter while the user types."""
+        self._reorder(lambda ordering: replace(ordering, wanted=event.value))
+
+    def _close_filter(self, _kept: str = "") -> None:
+        self._filter.close()
+        self._paint()
+        self._settle()
 
     # --- time ---
 

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Final
 
 from ddpwatch.core.metrics.timeline import Timeline
 from ddpwatch.core.metrics.window import ENOUGH_STEPS
-from ddpwatch.core.state.sanitize import NAME_CHARS, sanitize
 from ddpwatch.core.units import plural
 from ddpwatch.errors import DdpwatchError
 from ddpwatch.session.follow import RunFollower
@@ -119,7 +118,7 @@ class Feed:
     @property
     def opening(self) -> str:
         """Text to show until there is something to draw; empty = no run is followed."""
-        return f"Attaching to {sanitize(self.name, NAME_CHARS)} …" if self.name and not self.choosing else ""
+        return f"Attaching to {self.name} …" if self.name and not self.choosing else ""
 
     @property
     def not_recorded(self) -> str:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Final
 
 from textual.binding import Binding, BindingType
-from textual.containers import Vertical
 from textual.geometry import clamp
 from textual.message import Message
 
@@ -17,13 +16,14 @@ from ddpwatch.view.layout import wrap
 from ddpwatch.view.run_picker import picker_lines, row_of, waiting_lines
 
 if TYPE_CHECKING:
-    from textual.app import ComposeResult
-
     from ddpwatch.rundir import RunFile
     from ddpwatch.view.cells import Line
 
+LOBBY: Final = "lobby"
+"""Name of the screen while no run is followed."""
 
-class Choice(Plain):
+
+class RunPicker(Plain):
     """A list of runs to choose from; while there is none, how to start one."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -39,8 +39,8 @@ class Choice(Plain):
             super().__init__()
             self.run = run
 
-    def __init__(self, attaching: str = "", **settings: Any) -> None:
-        super().__init__(self._lobby, focus=True, **settings)
+    def __init__(self, attaching: str = "") -> None:
+        super().__init__(self._draw_picker, focus=True, id=LOBBY)
         self.runs: list[RunFile] = []
         self.trouble = ""
         self.attaching = attaching
@@ -56,6 +56,11 @@ class Choice(Plain):
         self._selected = run_id
         self._since_s = time.monotonic()
 
+    def show(self, runs: list[RunFile], trouble: str, attaching: str, back: str) -> None:
+        """Draw the choice with the run to go `back` to, or the run being attached to."""
+        self.runs, self.trouble, self.attaching, self.back = runs, trouble, attaching, back
+        self.repaint()
+
     def action_move(self, by: int) -> None:
         """Select another run."""
         if self.runs:
@@ -70,7 +75,7 @@ class Choice(Plain):
     def _place(self) -> int:
         return next((place for place, run in enumerate(self.runs) if run.id == self._selected), 0)
 
-    def _lobby(self, columns: int, rows: int) -> list[Line]:
+    def _draw_picker(self, columns: int, rows: int) -> list[Line]:
         if self.attaching:
             centered = " " * ((columns - len(self.attaching)) // 2) + self.attaching
             return [*([] for _ in range(rows // 3)), [Cell(pad(centered, columns))]]
@@ -82,21 +87,3 @@ class Choice(Plain):
         waited_s = time.monotonic() - self._since_s
         base = str(rundir.base_path())
         return [*trouble, *waiting_lines(columns, rows - len(trouble), base=base, seconds=waited_s)]
-
-
-class Lobby(Vertical):
-    """The screen before there is a run; shows `opening` until there is something else."""
-
-    def __init__(self, opening: str = "") -> None:
-        super().__init__(id="lobby")
-        self._opening = opening
-
-    def compose(self) -> ComposeResult:
-        """One page."""
-        yield Choice(self._opening, id="choice")
-
-    def show(self, runs: list[RunFile], trouble: str, attaching: str, back: str) -> None:
-        """Draw the choice with the run to go `back` to, or the run being attached to."""
-        choice = self.query_one(Choice)
-        choice.runs, choice.trouble, choice.attaching, choice.back = runs, trouble, attaching, back
-        choice.repaint()

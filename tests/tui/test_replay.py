@@ -15,7 +15,7 @@ from ddpwatch.simulator.scenario import Scenario
 from ddpwatch.tui import replay_feed as replayfeed
 from ddpwatch.tui.replay_app import AT_THE_END, ReplayDashboard
 from ddpwatch.tui.replay_feed import ReplayFeed
-from ddpwatch.tui.run_picker import Lobby
+from ddpwatch.tui.run_picker import RunPicker
 from tests.builders.kept_runs import SECOND_NS, tape
 from tests.builders.recordings import record_scenario
 from tests.tui.stage import Stage, staged
@@ -102,9 +102,9 @@ async def test_every_screen_says_that_it_is_a_replay_and_where(path):
 
 async def test_until_it_is_read_that_is_said_and_not_that_there_is_no_run(path):
     with closing(Playback(Recorded(path), playing=False)) as playback:
-        (choice,) = Lobby(ReplayFeed(playback, playback.first_sight_ns).opening).compose()
+        picker = RunPicker(ReplayFeed(playback, playback.first_sight_ns).opening)
 
-    (said,) = [line for line in choice._lobby(80, 24) if line]
+    (said,) = [line for line in picker._draw_picker(80, 24) if line]
     assert "".join(cell.text for cell in said).strip() == f"Reading {path.name} …"
 
 

@@ -12,7 +12,7 @@ from ddpwatch.core import rules
 from ddpwatch.core.alerts.hangs import is_suspect
 from ddpwatch.core.diagnosis.stacks import is_library, training_thread
 from ddpwatch.core.metrics.timeline import NOT_KNOWN
-from ddpwatch.core.state.sanitize import NAME_CHARS, NOTE_CHARS, sanitize
+from ddpwatch.core.state.sanitize import NOTE_CHARS, sanitize
 from ddpwatch.core.units import UNPROVEN, count, duration, ms, percent, plural
 from ddpwatch.view.alerts.format import mark_of, message_of
 from ddpwatch.view.cells import Cell, Level, fit, line_columns
@@ -72,10 +72,9 @@ def rank_page(run_view: RunView, rank: int, columns: int, rows: int) -> list[Lin
 
 def _title(row: Row, columns: int) -> list[Line]:
     rank = row.state
-    state = badge(row)
-    lead = [Cell(f"rank {rank.rank}", Level.STRONG), Cell("  "), state._replace(text=sanitize(state.text, NAME_CHARS))]
+    lead = [Cell(f"rank {rank.rank}", Level.STRONG), Cell("  "), badge(row)]
     parts = (
-        sanitize(rank.host, NAME_CHARS),
+        rank.host,
         f"pid {rank.pid}" if rank.pid else "",
         f"{'now at ' if row.then else ''}step {count(rank.step)}" if rank.step is not None else "no step yet",
     )
@@ -87,7 +86,7 @@ def _last_words(row: Row, findings: Sequence[Finding], columns: int) -> list[Lin
     bye = row.state.bye
     if bye is None or not bye.text or any(finding.rule == rules.RANK_FAILED for finding in findings):
         return []
-    return paragraph(sanitize(bye.text, NOTE_CHARS), columns, Level.BAD if row.condition == "failed" else Level.DIM)
+    return paragraph(bye.text, columns, Level.BAD if row.condition == "failed" else Level.DIM)
 
 
 def _alerts(alerts: Sequence[Alert], columns: int) -> list[Line]:

@@ -6,7 +6,6 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Final
 
 from ddpwatch.core.diagnosis.exits import why_no_heartbeat
-from ddpwatch.core.state.sanitize import NAME_CHARS, NOTE_CHARS, sanitize
 from ddpwatch.core.units import UNPROVEN, count, duration, percent, plural, size
 from ddpwatch.view.cells import Cell, Level
 from ddpwatch.view.gpus.detail import absences, gpu_facts
@@ -118,7 +117,7 @@ def _data(row: Row) -> list[tuple[str, str]]:
 
 
 def _sampler(loader: Loader) -> str:
-    parts = [sanitize(loader.sampler, NAME_CHARS) or "none"]
+    parts = [loader.sampler or "none"]
     parts.append(f"over {plural(loader.replicas, 'rank')}" if loader.distributed else "not distributed")
     if loader.shuffle:
         parts.append("shuffled")
@@ -137,22 +136,22 @@ def _loader(loader: Loader) -> str:
 def _set_up(hello: Hello | None) -> list[tuple[str, str]]:
     if hello is None:
         return []
-    model = sanitize(hello.model, NAME_CHARS)
+    model = hello.model
     if hello.parameters:
         model += f"{', ' if model else ''}{count(hello.parameters)} parameters, {size(hello.parameter_bytes)}"
-    settings = [f"{sanitize(name, NAME_CHARS)}={sanitize(value, NAME_CHARS)}" for name, value in hello.ddp.items()]
+    settings = [f"{name}={value}" for name, value in hello.ddp.items()]
     more = len(settings) - SETTINGS_SHOWN
     versions = [
-        f"torch {sanitize(hello.torch, NAME_CHARS)}" if hello.torch else "",
-        f"Python {sanitize(hello.python, NAME_CHARS)}" if hello.python else "",
+        f"torch {hello.torch}" if hello.torch else "",
+        f"Python {hello.python}" if hello.python else "",
     ]
     pairs = [
         ("model", model),
-        ("wrapped as", KINDS.get(hello.kind, sanitize(hello.kind, NAME_CHARS))),
-        ("device", sanitize(hello.device, NAME_CHARS)),
+        ("wrapped as", KINDS.get(hello.kind, hello.kind)),
+        ("device", hello.device),
         ("local rank", str(hello.local_rank)),
-        ("backend", sanitize(hello.backend, NAME_CHARS)),
-        ("all-reduce", COMMS.get(hello.comm, sanitize(hello.comm, NAME_CHARS))),
+        ("backend", hello.backend),
+        ("all-reduce", COMMS.get(hello.comm, hello.comm)),
         ("DDP", ", ".join(settings[:SETTINGS_SHOWN]) + (f", … {more} more" if more > 0 else "")),
         ("versions", ", ".join(filter(None, versions))),
         ("restarts", count(hello.attempt) if hello.attempt else ""),
@@ -190,7 +189,7 @@ def _notes(rank: RankState, columns: int) -> list[Line]:
     lines = [heading("notes", columns, f"the last {NOTES_SHOWN} of {len(newest)}" if left_out > 0 else "")]
     for note in reversed(newest[-NOTES_SHOWN:]):
         lead = [Cell(f"step {count(note.step)}  ", Level.DIM)]
-        lines += paragraph(sanitize(note.text, NOTE_CHARS), columns, lead=lead)
+        lines += paragraph(note.text, columns, lead=lead)
     return lines
 
 
