@@ -172,7 +172,7 @@ class Dashboard(App[None]):
             return
         if self.feed.restarts != self._restarts:
             self._restarts = self.feed.restarts
-            self.end_shown, self._at, self.run_view, self._final = False, None, None, None
+            self._reset()
             self.notify_restart()
         if self.feed.ended and not self.end_shown:
             # The summary is of the whole run, whichever step was shown.
@@ -192,20 +192,19 @@ class Dashboard(App[None]):
 
     def _wait(self, *, came: bool, now_s: float) -> None:
         if self._board.query_one(ContentSwitcher).current != LOBBY:
-            self._forget()
+            self._reset()
+            if self.where not in dict(TABS):
+                self.where = TABS[0][0]
+            for line in self._lines():
+                line.clear()
             self._switch(LOBBY)
         if came or now_s >= self._idle_due_s:
             self._idle_due_s = now_s + IDLE_S
             back = self.feed.name if self.feed.choosing else ""
             self._board.query_one(RunPicker).show(self.feed.choices, self.feed.trouble, self.feed.opening, back)
 
-    def _forget(self) -> None:
-        """Clear what is shown of the last run."""
+    def _reset(self) -> None:
         self.run_view, self._at, self.end_shown, self._final = None, None, False, None
-        if self.where not in dict(TABS):
-            self.where = TABS[0][0]
-        for name in ("#header", "#tabs", "#keys"):
-            self._board.query_one(name, Painted).clear()
 
     def _show(self, run_view: RunView | None) -> None:
         if run_view is None:
@@ -245,14 +244,18 @@ class Dashboard(App[None]):
         run_view = self.run_view
         if run_view is None:
             return
-        for name in ("#header", "#tabs", "#keys"):
-            self._board.query_one(name, Painted).paint(run_view)
+        for line in self._lines():
+            line.paint(run_view)
         try:
             pane = self._board.query_one(f"#{self.where}", screens.Pane)
         except NoMatches:
             return
         # The summary is of the whole run, whichever step the other screens show.
         pane.paint(self._final if self._final is not None and self.where == SUMMARY else run_view)
+
+    def _lines(self) -> list[Painted]:
+        """The lines above and below the screens."""
+        return [self._board.query_one(name, Painted) for name in ("#header", "#tabs", "#keys")]
 
     # --- screens ---
 
@@ -402,9 +405,9 @@ class Dashboard(App[None]):
 
     def action_scrub(self, steps: int) -> None:
         """Go through time, which pauses."""
-        if self.run_view is None or self.run_view.last_step is None or (self._at is None and steps > 0):
+        if self.run_view is None or self.run_view.last_step is None or self.where == SUMMARY:
             return
-        if self.where == SUMMARY:
+        if self._at is None and steps > 0:
             return
         at = (self._at if self._at is not None else self.run_view.last_step) + steps
         self._at = min(max(at, self.feed.oldest), self.feed.timeline.newest)

@@ -37,15 +37,6 @@ def clean_svg(svg: str) -> str:
     return svg.replace("Fira Code", FONT)
 
 
-def save_svg(app: App[None], title: str, folder: Path) -> Path:
-    """Write the screen under a new name; never over an existing file."""
-    moment = datetime.now(tz=timezone.utc).astimezone()
-    path = folder / f"ddpwatch-{moment:%Y%m%d-%H%M%S-%f}.svg"
-    with path.open("x", encoding="utf-8") as file:
-        file.write(screen_svg(app, title))
-    return path
-
-
 KEPT: Final = frozenset({"Theme", "Quit"})
 """Commands of Textual that are offered too."""
 
@@ -81,8 +72,12 @@ def export_screen(app: Dashboard, folder: Path | None) -> None:
 
 
 def _export(app: Dashboard, folder: Path | None) -> None:
+    moment = datetime.now(tz=timezone.utc).astimezone()
     try:
-        path = save_svg(app, "ddpwatch", Path.cwd() if folder is None else folder)
+        path = (folder or Path.cwd()) / f"ddpwatch-{moment:%Y%m%d-%H%M%S-%f}.svg"
+        # Never over an existing file.
+        with path.open("x", encoding="utf-8") as file:
+            file.write(screen_svg(app, "ddpwatch"))
     except OSError as error:
         where = "the current directory" if folder is None else folder
         app.notify(f"Cannot write into {where}: {error.strerror}", severity="error", markup=False)

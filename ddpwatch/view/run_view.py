@@ -239,7 +239,7 @@ def run_view(
     alerts = alerts_at(monitor, at)
     worst = worst_of(alert for alert in alerts if not alert.stale)
     then = at is not None and (_is_past(at, now.step) or (at < (now.step or 0) - 1 and _stands(state, figures)))
-    rows = rows_of(state, figures, worst, then=then, is_hung=at is not None)
+    rows = rows_of(state, figures, worst, then=then, frozen=at is not None)
     between()
     return RunView(
         monitor=monitor,

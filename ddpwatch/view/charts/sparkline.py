@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import numpy as np
 
@@ -16,18 +16,14 @@ if TYPE_CHECKING:
 
     from ddpwatch.view.cells import Line
 
+    Values: TypeAlias = Sequence[float] | NDArray[np.floating[Any]]
+
 EIGHTHS: Final = " ▁▂▃▄▅▆▇█"
 """Blocks by the eighths of a row that they fill."""
 ROOM_ABOVE_MEDIAN: Final = 2.0
 
 
-def spark(
-    values: Sequence[float] | NDArray[np.floating[Any]],
-    columns: int,
-    *,
-    level: Level = Level.PLAIN,
-    top: float | None = None,
-) -> Line:
+def spark(values: Values, columns: int, *, level: Level = Level.PLAIN, top: float | None = None) -> Line:
     """A sparkline of exactly `columns`, from old to new. A column with several values shows the largest.
 
     The scale goes from 0 to the largest value, or to twice the median if that is more: a series that hardly changes is
@@ -38,12 +34,7 @@ def spark(
 
 
 def sparks(
-    values: Sequence[float] | NDArray[np.floating[Any]],
-    columns: int,
-    rows: int,
-    *,
-    level: Level = Level.PLAIN,
-    top: float | None = None,
+    values: Values, columns: int, rows: int, *, level: Level = Level.PLAIN, top: float | None = None
 ) -> list[Line]:
     """The same curve over several rows."""
     if columns < 1:

@@ -119,35 +119,19 @@ def _history(entry: GpuRow, width: int) -> Line:
     return spark(curve, width, level=Level.DIM, top=FULL_PERCENT)
 
 
-def _memory(entry: GpuRow) -> Cell:
-    gpu = entry.gpu
-    if gpu is None or gpu.used_bytes is None:
-        return Cell(UNPROVEN, Level.DIM)
-    return Cell(used_of(gpu.used_bytes, gpu.total_bytes or 0))
-
-
-def _temperature(entry: GpuRow) -> Cell:
-    gpu = entry.gpu
-    if gpu is None or gpu.temperature_c is None:
-        return Cell(UNPROVEN, Level.DIM)
+def _temperature(gpu: Gpu, celsius: int) -> Cell:
     hot = any("thermal" in reason for reason in held_by(gpu))
-    return Cell(f"{gpu.temperature_c} °C", Level.WARN if hot else Level.PLAIN)
+    return Cell(f"{celsius} °C", Level.WARN if hot else Level.PLAIN)
 
 
-def _power(entry: GpuRow) -> Cell:
-    gpu = entry.gpu
-    if gpu is None or gpu.power_mw is None:
-        return Cell(UNPROVEN, Level.DIM)
+def _power(gpu: Gpu, milliwatts: int) -> Cell:
     limit = f"/{gpu.power_limit_mw / 1000:.0f}" if gpu.power_limit_mw else ""
-    return Cell(f"{gpu.power_mw / 1000:.0f}{limit} W")
+    return Cell(f"{milliwatts / 1000:.0f}{limit} W")
 
 
-def _clocks(entry: GpuRow) -> Cell:
-    gpu = entry.gpu
-    if gpu is None or gpu.sm_mhz is None:
-        return Cell(UNPROVEN, Level.DIM)
+def _clocks(gpu: Gpu, mhz: int) -> Cell:
     limit = f"/{gpu.sm_max_mhz}" if gpu.sm_max_mhz else ""
-    return Cell(f"{gpu.sm_mhz}{limit}", Level.WARN if held_harshly(gpu) else Level.PLAIN)
+    return Cell(f"{mhz}{limit}", Level.WARN if held_harshly(gpu) else Level.PLAIN)
 
 
 def _state(entry: GpuRow, width: int) -> Line:
@@ -157,14 +141,24 @@ def _state(entry: GpuRow, width: int) -> Line:
     return fit(line, width)
 
 
-def _number(name: str, sign: int) -> Callable[[GpuRow], float]:
-    """Sort key of a figure; -1 stands for one that is not read."""
+def _by(name: str, sign: int) -> Callable[[GpuRow], float]:
+    """Sort key of a reading; -1 stands for one that is absent."""
 
     def order(entry: GpuRow) -> float:
         value = getattr(entry.gpu, name, None)
         return sign * (-1.0 if value is None else float(value))
 
     return order
+
+
+def _text(name: str, text: Callable[[Gpu, int], Cell]) -> Callable[[GpuRow], Cell]:
+    """Text of a reading, or the sign for an absent one."""
+
+    def read(entry: GpuRow) -> Cell:
+        value = getattr(entry.gpu, name, None)
+        return Cell(UNPROVEN, Level.DIM) if entry.gpu is None or value is None else text(entry.gpu, value)
+
+    return read
 
 
 def _memory_share(entry: GpuRow) -> float:
@@ -185,13 +179,16 @@ COLUMNS: Final = (
     ),
     Column[GpuRow]("HOST", 12, 4, lambda entry: Cell(entry.row.state.host, Level.DIM), right=False),
     Column[GpuRow]("GPU", 7, 5, lambda entry: Cell(entry.gpu.device if entry.gpu else "", Level.DIM), right=False),
-    Column("UTIL", 14, draw=_util, order=_number("util_percent", 1), right=False, rises=True, grow=(22, 36)),
+    Column("UTIL", 14, draw=_util, order=_by("util_percent", 1), right=False, rises=True, grow=(22, 36)),
     Column("HISTORY", 10, 2, draw=_history, right=False, grow=(20, 40)),
     MEMORY_BAR,
-    Column("MEMORY", 8, 8, _memory, order=_memory_share),
-    Column("TEMP", 5, 7, _temperature, order=_number("temperature_c", -1)),
-    Column("POWER", 9, 3, _power, order=_number("power_mw", -1)),
-    Column("SM MHZ", 9, 6, _clocks, order=_number("sm_mhz", 1), rises=True),
+    Column(
+        "MEMORY", 8, 8, _text("used_bytes", lambda gpu, used: Cell(used_of(used, gpu.total_bytes or 0))),
+        order=_memory_share,
+    ),
+    Column("TEMP", 5, 7, _text("temperature_c", _temperature), order=_by("temperature_c", -1)),
+    Column("POWER", 9, 3, _text("power_mw", _power), order=_by("power_mw", -1)),
+    Column("SM MHZ", 9, 6, _text("sm_mhz", _clocks), order=_by("sm_mhz", 1), rises=True),
     # It grows last, after two rounds of the others.
     Column("STATE", 14, draw=_state, right=False, grow=(14, 14, 34), fills=False),
 )  # fmt: skip

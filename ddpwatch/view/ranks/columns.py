@@ -65,20 +65,15 @@ def worst_of(alerts: Iterable[Alert]) -> dict[int, Finding]:
 
 
 def rows_of(
-    state: RunState,
-    figures: Figures | None,
-    worst: Mapping[int, Finding],
-    *,
-    then: bool = False,
-    is_hung: bool = False,
+    state: RunState, figures: Figures | None, worst: Mapping[int, Finding], *, then: bool = False, frozen: bool = False
 ) -> tuple[Row, ...]:
-    """One row per rank, in their order. `then` = the figures are of a step long past; `is_hung` = keep current readings
-    as they are at this moment.
+    """One row per rank, in their order. `then` = the figures are of a step long past; `frozen` = current readings do
+    not change after this moment.
     """
     measured = figures.ranks if figures else {}
     rows: list[Row] = []
     for number, received in state.ranks.items():
-        rank = frozen_rank(received) if is_hung else received
+        rank = frozen_rank(received) if frozen else received
         finding = worst.get(number)
         stands_out = finding is not None and finding.rule == rules.STRAGGLER
         # Positional arguments are faster, and there may be thousands of ranks.
