@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from ddpwatch.view.run_view import RunView
 
 TICK_S: Final = 0.1
-HURRY_S: Final = 0.02
+FAST_TICK_S: Final = 0.02
 """Seconds between ticks until the first run view."""
 IDLE_S: Final = 1.0
 """Seconds between repaints while nothing is received: some texts show the time."""
@@ -113,8 +113,8 @@ class Dashboard(App[None]):
                 )
         yield from self.bars()
         yield Painted(lambda run_view, columns, _: [screens.keys(self, run_view, columns)], id="keys")
-        asks = "rank, host, state or rule; Enter keeps it, Esc clears it"
-        yield Field(self._close_filter, asks=asks, name="filter")
+        placeholder = "rank, host, state or rule; Enter keeps it, Esc clears it"
+        yield Field(self._close_filter, placeholder=placeholder, name="filter")
 
     def bars(self) -> Iterable[Widget]:
         """Lines between the screens and the last line."""
@@ -125,7 +125,7 @@ class Dashboard(App[None]):
         for number in (signal.SIGTERM, signal.SIGHUP):
             with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):
                 asyncio.get_running_loop().add_signal_handler(number, self.exit)
-        self._hurry = self.set_interval(HURRY_S, self._hurried)
+        self._fast_ticks = self.set_interval(FAST_TICK_S, self._tick_fast)
         self.set_interval(TICK_S, self._feed_thread.tick)
 
     def on_unmount(self) -> None:
@@ -134,10 +134,10 @@ class Dashboard(App[None]):
 
     # --- input ---
 
-    async def _hurried(self) -> None:
+    async def _tick_fast(self) -> None:
         """Tick faster until the first run view, once a run is found: its history arrives within moments."""
         if self.run_view is not None:
-            self._hurry.pause()
+            self._fast_ticks.pause()
         elif self.feed.follows is not None:
             await self._feed_thread.tick()
 
@@ -180,7 +180,7 @@ class Dashboard(App[None]):
         not_evaluated = self.run_view is None or not self.run_view.evaluated
         if self._at is not None and not self.feed.ended and not (not_evaluated and self.feed.evaluated):
             return  # paused, and the alerts of that step are known
-        run_view, at = await self._run_view(anyway=self.run_view is None or self._at is not None)
+        run_view, at = await self._run_view(force=self.run_view is None or self._at is not None)
         if at != self._at or not self._still_there or (run_view is None and now_s < self._idle_due_s):
             return
         self._idle_due_s = now_s + IDLE_S
@@ -201,7 +201,7 @@ class Dashboard(App[None]):
         if came or now_s >= self._idle_due_s:
             self._idle_due_s = now_s + IDLE_S
             back = self.feed.name if self.feed.choosing else ""
-            self._board.query_one(RunPicker).show(self.feed.choices, self.feed.trouble, self.feed.opening, back)
+            self._board.query_one(RunPicker).show(self.feed.choices, self.feed.search_error, self.feed.opening, back)
 
     def _reset(self) -> None:
         self.run_view, self._at, self.end_shown, self._final = None, None, False, None
@@ -221,10 +221,10 @@ class Dashboard(App[None]):
             self._switch(self.where if self.where != SUMMARY else TABS[0][0])
         self._paint()
 
-    async def _run_view(self, *, anyway: bool) -> tuple[RunView | None, int | None]:
+    async def _run_view(self, *, force: bool) -> tuple[RunView | None, int | None]:
         """The run view, and the step it was requested for, which may have changed meanwhile."""
         at = self._at
-        return await self._feed_thread.ask(self.feed.run_view, at=at, paused=at is not None, anyway=anyway), at
+        return await self._feed_thread.ask(self.feed.run_view, at=at, paused=at is not None, force=force), at
 
     def _reload(self) -> None:
         """Compute the run view again. Of several requests only the last one counts."""
@@ -232,7 +232,7 @@ class Dashboard(App[None]):
             self.run_worker(self._load(), group="look", exclusive=True)
 
     async def _load(self) -> None:
-        run_view, at = await self._run_view(anyway=True)
+        run_view, at = await self._run_view(force=True)
         if run_view is not None and at == self._at and self._still_there:
             if at is not None and run_view.at is not None and run_view.at > at:
                 # The history is bounded: a paused step may be older than all that is left.
@@ -284,7 +284,7 @@ class Dashboard(App[None]):
         """Focus the right widget, unless a field has been opened meanwhile."""
         if isinstance(self._board.focused, Field) and self._board.focused.is_open:
             return
-        chosen = self._board.query_one(f"#{self.where}", screens.Pane).chosen()
+        chosen = self._board.query_one(f"#{self.where}", screens.Pane).focus_target()
         if chosen is not None:
             self._board.set_focus(chosen)
 
@@ -339,7 +339,7 @@ class Dashboard(App[None]):
     def on_run_picker_chosen(self, event: RunPicker.Chosen) -> None:
         """Attach to a run from the list."""
         self._feed_thread.submit(self.feed.pick, event.run)
-        self._hurry.resume()
+        self._fast_ticks.resume()
 
     # --- tables ---
 

@@ -78,7 +78,7 @@ class Feed:
         """Runs to choose from; empty = none is live, or one is followed and the user wants no other."""
         self.choosing = False
         """Whether the user wants another run. Until one is chosen, the current run is still followed."""
-        self.trouble = ""
+        self.search_error = ""
         """Why the search for runs failed."""
         self.follows = follows
         self.timeline = Timeline()
@@ -183,19 +183,19 @@ class Feed:
         came = self._drain(self.follows)
         return (self.choosing and self._search()) or came
 
-    def run_view(self, *, at: int | None, paused: bool, anyway: bool = False) -> RunView | None:
+    def run_view(self, *, at: int | None, paused: bool, force: bool = False) -> RunView | None:
         """The run as it is to be drawn; None = the last run view still holds."""
         now_s = time.monotonic()
         # Also while nothing is received: ranks without a heartbeat become silent one after another.
         due = (self._changed and now_s >= self._run_view_due_s) or (
             not self.ended and now_s >= self._viewed_s + SILENCE_S
         )
-        if self.follows is None or not (anyway or due):
+        if self.follows is None or not (force or due):
             return None
         self._viewed_s = now_s
         # Counted from when the last one was due, not made: calls are rare, and would add their delay each time.
         self._run_view_due_s = max(self._run_view_due_s + REFRESH_S, now_s + MIN_VIEW_S)
-        if at is None and not anyway and now_s < self._walk_due_s and (fresh := self._refreshed(self.follows)):
+        if at is None and not force and now_s < self._walk_due_s and (fresh := self._refreshed(self.follows)):
             self._changed = False
             return fresh
         if self.ended or self.replayed:
@@ -219,7 +219,7 @@ class Feed:
             simulated=self.simulated,
             replayed=self.replayed,
             baseline=self.baseline,
-            between=_nothing if anyway else self._between,
+            between=_nothing if force else self._between,
         )
         # Keeps the run view before this one alive. Freeing one takes a while with thousands of ranks, and must not
         # happen in the thread that draws.
@@ -302,11 +302,11 @@ class Feed:
         if now_s < self._search_due_s or self.simulated or self._find is None:
             return False
         self._search_due_s = now_s + SEARCH_S
-        before, trouble = self.choices, self.trouble
+        before, error_before = self.choices, self.search_error
         try:
-            runs, self.trouble = self._find(), ""
+            runs, self.search_error = self._find(), ""
         except DdpwatchError as error:
-            runs, self.trouble = [], str(error)
+            runs, self.search_error = [], str(error)
         if self.choosing and all(self.run is not None and run.id == self.run.id for run in runs):
             self.stay()  # the others have gone meanwhile
             return True
@@ -316,7 +316,7 @@ class Feed:
             self.attach(runs[0])
             return True
         self.choices = runs
-        return [run.id for run in before] != [run.id for run in runs] or trouble != self.trouble
+        return [run.id for run in before] != [run.id for run in runs] or error_before != self.search_error
 
     def _follow_restart(self, runs: list[RunFile]) -> bool:
         """After the end: follow a run of the same job; whether anything changes."""

@@ -132,7 +132,7 @@ class Devices(Pane):
         yield DeviceList(title="devices", id="device-list", classes="box fixed")
         yield Painted(self._detail, title="this GPU", id="device-detail", classes="box fixed")
 
-    def share_out(self, run_view: RunView) -> None:
+    def set_heights(self, run_view: RunView) -> None:
         """The list has what it needs; the details have what it leaves, and half of the room where the list is long."""
         listed, detail = self.query_one(DeviceList), self.query_one("#device-detail")
         seen = self.query_one("#device-map")

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ddpwatch.view.run_view import RunView
 
 SPEEDS: Final = (0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0)
-SAID_S: Final = 2.5
+NOTICE_S: Final = 2.5
 AT_THE_END: Final = "Nothing was recorded after this."
 _TIME_KEYS: Final = frozenset({"go_to", "edge"})
 """Actions whose keys a field to type in, or a page over the screen, uses itself."""
@@ -49,7 +49,7 @@ class ReplayDashboard(Dashboard):
     def bars(self) -> Iterable[Widget]:
         """The position, and a field to seek to another one."""
         yield Plain(self._bar, id="replay")
-        yield Field(self._moment_typed, asks=f"go to {EXAMPLES}", name="goto")
+        yield Field(self._moment_typed, placeholder=f"go to {EXAMPLES}", name="goto")
 
     def on_mount(self) -> None:
         """Start the clock of the position."""
@@ -66,8 +66,8 @@ class ReplayDashboard(Dashboard):
     def notify_restart(self) -> None:
         """Say which attempt of the job this is."""
         position = self.recording.position
-        said = f"This is attempt {position.attempt} of {position.attempts}."
-        self.notify(said, timeout=SAID_S, markup=False)
+        text = f"This is attempt {position.attempt} of {position.attempts}."
+        self.notify(text, timeout=NOTICE_S, markup=False)
 
     def _bar(self, columns: int, _rows: int) -> list[Line]:
         return [replay_line(self.recording.position, columns, local_zone())]
@@ -126,7 +126,7 @@ class ReplayDashboard(Dashboard):
         if step > self.feed.timeline.newest:
             # Pressed again before the step has come, the key means the step after.
             self._at = step
-            self.run_worker(self._step_on(step), group="seek", exclusive=True)
+            self.run_worker(self._play_to_step(step), group="seek", exclusive=True)
         elif step < self.feed.oldest:
             moment_ns = self.recording.time_of(step)
             self._go(moment_ns if moment_ns is not None else self.recording.playback.pace.now_ns - 1, step)
@@ -134,13 +134,13 @@ class ReplayDashboard(Dashboard):
             self._at = step
             self._reload()
 
-    async def _step_on(self, step: int) -> None:
-        if not await self._feed_thread.ask(self.recording.step_on, step):
+    async def _play_to_step(self, step: int) -> None:
+        if not await self._feed_thread.ask(self.recording.play_to_step, step):
             playback = self.recording.playback
             at_end = playback.at_end and playback.place == len(playback.reel.spans) - 1
             self.notify(AT_THE_END if at_end else "No step has ended there within a minute.", markup=False)
         # Several steps may have come at once.
-        self._at = step if self.recording.is_before_newest(step) else None
+        self._at = step if self.recording.has_later_steps(step) else None
         await self._load()
 
     # --- seek ---
@@ -206,7 +206,9 @@ class ReplayDashboard(Dashboard):
         """
         self._seek_request = request = self._seek_request + 1
         # Submitted before anything else is done for the key.
-        coming = self._feed_thread.begin(self.recording.go, moment_ns, lambda: self._seek_request == request, step)
+        coming = self._feed_thread.begin(
+            self.recording.seek_view, moment_ns, lambda: self._seek_request == request, step
+        )
         # Notifications belong to the moment before.
         self.clear_notifications()
         self.run_worker(self._arrive(coming, request), group="seek", exclusive=True)

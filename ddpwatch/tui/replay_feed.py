@@ -66,7 +66,7 @@ class ReplayFeed(Feed):
         """Play what is due, continue a seek, or read older steps."""
         more = not self.playback.seeking and self._check_growth()
         if self.playback.seeking:
-            return not self.travel()
+            return not self.continue_seek()
         if self.follows is None:
             return False
         came = self.take_in(self.follows) or more
@@ -85,9 +85,9 @@ class ReplayFeed(Feed):
         ended = self._check_end()
         return self._aggregate() or ended or came
 
-    def run_view(self, *, at: int | None, paused: bool, anyway: bool = False) -> RunView | None:
+    def run_view(self, *, at: int | None, paused: bool, force: bool = False) -> RunView | None:
         """The run at that moment; at its end, with the totals of all steps."""
-        drawn = super().run_view(at=at, paused=paused, anyway=anyway)
+        drawn = super().run_view(at=at, paused=paused, force=force)
         if drawn is None:
             return None
         drawn = replace(drawn, by_steps=not (self.playback.pace.playing or self._over), damage=self._damage)
@@ -100,25 +100,25 @@ class ReplayFeed(Feed):
         return replace(drawn, tally=whole.tally, whole_scaling=scaling)
 
     def seek(self, at_ns: int) -> None:
-        """Begin a seek, which `travel` continues."""
+        """Begin a seek, which `continue_seek` continues."""
         self.playback.seek(at_ns)
         self._over = False
 
-    def go(self, at_ns: int | None, wanted: Callable[[], bool], step: int | None = None) -> RunView | None:
+    def seek_view(self, at_ns: int | None, wanted: Callable[[], bool], step: int | None = None) -> RunView | None:
         """Seek to a moment and compute the run view in one call, because each switch between threads adds to the wait.
         None = the first moment with something to show. With a step, play on until all ranks have finished it. Returns
         None if the seek is not `wanted` any more.
         """
         self.seek(self.playback.first_sight_ns if at_ns is None else at_ns)
-        while self.travel():
+        while self.continue_seek():
             if not wanted():
                 return None
         if step is not None:
-            self.step_on(step)
-        at = step if step is not None and self.is_before_newest(step) else None
-        return self.run_view(at=at, paused=at is not None, anyway=True)
+            self.play_to_step(step)
+        at = step if step is not None and self.has_later_steps(step) else None
+        return self.run_view(at=at, paused=at is not None, force=True)
 
-    def travel(self, budget_s: float = PORTION_S) -> bool:
+    def continue_seek(self, budget_s: float = PORTION_S) -> bool:
         """Continue a seek for at most that time; whether it is still under way."""
         self.more = self.playback.catch_up(budget_s)
         if self.more:
@@ -136,21 +136,21 @@ class ReplayFeed(Feed):
         self._check_damage()
         return False
 
-    def step_on(self, step: int) -> bool:
+    def play_to_step(self, step: int) -> bool:
         """Play until all ranks have finished a step; whether they did within `STEP_NS`."""
         if self.follows is None:
             return False
         state = self.follows.monitor.state
 
-        def has_come() -> bool:
+        def is_finished() -> bool:
             self.timeline.follow(state)
             return self.timeline.newest >= step
 
-        found = has_come() or self.playback.step_on(has_come, STEP_NS)
+        found = is_finished() or self.playback.step_on(is_finished, STEP_NS)
         self._check_end()
         return found
 
-    def is_before_newest(self, step: int) -> bool:
+    def has_later_steps(self, step: int) -> bool:
         """Whether later steps are known, so that this one has to be looked back at."""
         newest = self.timeline.newest
         return step < newest or (self._over and step == newest)

@@ -42,7 +42,7 @@ class RunPicker(Plain):
     def __init__(self, attaching: str = "") -> None:
         super().__init__(self._draw_picker, focus=True, id=LOBBY)
         self.runs: list[RunFile] = []
-        self.trouble = ""
+        self.search_error = ""
         self.attaching = attaching
         """Text while a run is being attached to; empty = none is."""
         self.back = ""
@@ -56,9 +56,9 @@ class RunPicker(Plain):
         self._selected = run_id
         self._since_s = time.monotonic()
 
-    def show(self, runs: list[RunFile], trouble: str, attaching: str, back: str) -> None:
+    def show(self, runs: list[RunFile], search_error: str, attaching: str, back: str) -> None:
         """Draw the choice with the run to go `back` to, or the run being attached to."""
-        self.runs, self.trouble, self.attaching, self.back = runs, trouble, attaching, back
+        self.runs, self.search_error, self.attaching, self.back = runs, search_error, attaching, back
         self.repaint()
 
     def action_move(self, by: int) -> None:
@@ -83,7 +83,7 @@ class RunPicker(Plain):
             now_s = time.time()
             runs = [row_of(run, now_s) for run in self.runs]
             return picker_lines(runs, columns, rows, selected=self._place(), back=self.back)
-        trouble = [[Cell(text, Level.WARN)] for text in wrap(self.trouble, columns)] if self.trouble else []
+        error = [[Cell(text, Level.WARN)] for text in wrap(self.search_error, columns)] if self.search_error else []
         waited_s = time.monotonic() - self._since_s
         base = str(rundir.base_path())
-        return [*trouble, *waiting_lines(columns, rows - len(trouble), base=base, seconds=waited_s)]
+        return [*error, *waiting_lines(columns, rows - len(error), base=base, seconds=waited_s)]

@@ -80,7 +80,7 @@ class Pane(Vertical):
     def paint(self, run_view: RunView) -> None:
         """Draw the run."""
         self._run_view, self._shared = run_view, self.room
-        self.share_out(run_view)
+        self.set_heights(run_view)
         for canvas in self.query(Canvas):
             canvas.paint(run_view)
 
@@ -89,10 +89,10 @@ class Pane(Vertical):
         """The size of this screen, also before it is shown."""
         return self.parent.size if isinstance(self.parent, Widget) else self.size
 
-    def share_out(self, run_view: RunView) -> None:
+    def set_heights(self, run_view: RunView) -> None:
         """Set the heights that depend on the run."""
 
-    def chosen(self) -> Widget | None:
+    def focus_target(self) -> Widget | None:
         """The widget to focus."""
         return next((widget for widget in self.query("*") if widget.can_focus and widget.display), None)
 
@@ -152,7 +152,7 @@ class Overview(Pane):
                 yield Painted(share_lines, title="all-reduce share", id="shares", classes="box fixed")
             yield Painted(alert_box, title="alerts", id="wrong", classes="box fixed")
 
-    def share_out(self, run_view: RunView) -> None:
+    def set_heights(self, run_view: RunView) -> None:
         """Large: cards, table, heat map and alerts. Small: lines, alerts, table."""
         columns, rows = self.room
         rows -= self._share_hang(run_view, columns)
@@ -213,7 +213,7 @@ class Ranks(Pane):
         yield Painted(_heat, title="ranks × time", id="ranks-heat", classes="box fixed", of_figures=True)
         yield Painted(step_chart, title="step time", id="ranks-steps", classes="box fixed", of_figures=True)
 
-    def share_out(self, run_view: RunView) -> None:
+    def set_heights(self, run_view: RunView) -> None:
         """The heat map takes what the table does not need, at most a third where there are many ranks; the step time
         takes what both leave, if it is enough.
         """
@@ -238,7 +238,7 @@ class AllReduce(Pane):
         yield Painted(share_lines, title="all-reduce share of the step", id="share", classes="box fixed")
         yield Painted(bucket_lines, title="gradient buckets", id="buckets", classes="box fixed")
 
-    def share_out(self, run_view: RunView) -> None:
+    def set_heights(self, run_view: RunView) -> None:
         """The buckets take half; without any, only the rows of the text that says so."""
         timed = any(row.state.buckets is not None for row in run_view.urgent[:ASKED_RANKS])
         text_rows = len(bucket_lines(run_view, max(self.room.width - BOX_COLUMNS, 1), WHOLE)) + BOX_ROWS

@@ -193,9 +193,9 @@ class Field(Input):
     those that open or submit it must neither get lost nor be taken for commands.
     """
 
-    def __init__(self, submitted: Callable[[str], None], *, asks: str, name: str) -> None:
-        """Call `submitted` with the text when Enter is pressed; the empty field shows what it `asks` for."""
-        super().__init__(placeholder=asks, id=name)
+    def __init__(self, submitted: Callable[[str], None], *, placeholder: str, name: str) -> None:
+        """Call `submitted` with the text when Enter is pressed; the empty field shows the `placeholder`."""
+        super().__init__(placeholder=placeholder, id=name)
         self._submitted = submitted
 
     @property

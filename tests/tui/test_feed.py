@@ -40,8 +40,8 @@ def advance_until(feed: Feed, condition) -> None:
 def test_it_waits_and_attaches_by_itself_to_the_only_run(run_dir):
     with closing(Feed(DEFAULTS)) as feed:
         feed.advance()
-        assert (feed.ready, feed.choices, feed.trouble) == (False, [], "")
-        assert feed.run_view(at=None, paused=False, anyway=True) is None
+        assert (feed.ready, feed.choices, feed.search_error) == (False, [], "")
+        assert feed.run_view(at=None, paused=False, force=True) is None
         with FakeRun(run_dir, 2) as run:
             run.train(0, 40)
             advance_until(feed, lambda: feed.ready)
@@ -53,7 +53,7 @@ def test_it_waits_and_attaches_by_itself_to_the_only_run(run_dir):
             run.train(40, 5)
             ranks = feed.follows.monitor.state.ranks.values()
             advance_until(feed, lambda: all(rank.steps.newest == 44 for rank in ranks))
-            assert feed.run_view(at=None, paused=False, anyway=True).last_step == 44
+            assert feed.run_view(at=None, paused=False, force=True).last_step == 44
 
 
 def test_a_few_frames_are_worth_a_look_and_not_only_silence(run_dir, monkeypatch):
@@ -86,8 +86,8 @@ def test_where_a_walk_over_all_ranks_takes_long_the_picture_is_refreshed_until_t
         assert second.figures is first.figures
         assert (first.totals.step, second.totals.step) == (40, 45)
         assert feed.run_view(at=None, paused=False) is None, "nothing has come since"
-        assert feed.run_view(at=None, paused=False, anyway=True).last_step == 44, "somebody asks for it"
-        assert feed.run_view(at=30, paused=True, anyway=True).last_step == 30
+        assert feed.run_view(at=None, paused=False, force=True).last_step == 44, "somebody asks for it"
+        assert feed.run_view(at=30, paused=True, force=True).last_step == 30
         feed._changed = True
         assert feed.run_view(at=None, paused=False).last_step == 44, "the last one is of another step"
         feed._walk_due_s, feed._changed = 0.0, True
@@ -122,13 +122,13 @@ def test_a_run_that_ended_stays_and_the_same_job_started_again_is_followed_but_n
             feed.advance()
         assert feed.follows is first
         assert feed.restarts == 0
-        assert feed.run_view(at=None, paused=False, anyway=True).last_step == 29
+        assert feed.run_view(at=None, paused=False, force=True).last_step == 29
         with FakeRun(run_dir, 2, run_id=THIRD_ID) as again:
             again.train(0, 5)
             feed._find = lambda: [foreign, run.file, again.file]
             advance_until(feed, lambda: feed.ready and feed.follows is not first)
             assert (feed.run.id, feed.restarts, feed.ended) == (THIRD_ID, 1, False)
-            assert feed.run_view(at=None, paused=False, anyway=True).last_step == 4
+            assert feed.run_view(at=None, paused=False, force=True).last_step == 4
 
 
 @pytest.mark.parametrize(
@@ -203,10 +203,10 @@ def test_trouble_with_the_run_directory_is_told_and_goes_away(run_dir):
 
     with closing(Feed(DEFAULTS, find=refuse)) as feed:
         assert feed.advance(), "there is something new to see"
-        assert "Permission denied" in feed.trouble
+        assert "Permission denied" in feed.search_error
         feed._find, feed._search_due_s = (list), 0.0
         assert feed.advance()
-        assert feed.trouble == ""
+        assert feed.search_error == ""
 
 
 def test_a_simulated_run_looks_for_no_other_after_its_end():
@@ -218,14 +218,14 @@ def test_a_simulated_run_looks_for_no_other_after_its_end():
     feed.advance()
     assert feed.ended
     feed.advance()
-    assert feed.run_view(at=None, paused=False, anyway=True).simulated
+    assert feed.run_view(at=None, paused=False, force=True).simulated
 
 
 def test_with_a_baseline_every_picture_tells_how_the_ranks_scale():
     one = Profile(1, 100, 10e6, 1000.0, 10, 1e6, 9e6, 0.0, 0.0)
     feed = Feed(DEFAULTS, follows=recorded("slow-backward"), find=list, baseline=one)
     advance_until(feed, lambda: feed.ended)
-    scaling = feed.run_view(at=None, paused=False, anyway=True).scaling
+    scaling = feed.run_view(at=None, paused=False, force=True).scaling
 
     assert scaling.baseline is one
     assert scaling.run.waited_for == (2,)
@@ -244,7 +244,7 @@ def test_closing_lets_go_and_may_be_repeated():
 def test_a_recording_of_real_ranks_plays_to_its_end_and_names_the_slow_one():
     feed = Feed(DEFAULTS, follows=recorded("slow-backward"), find=list)
     advance_until(feed, lambda: feed.ended)
-    drawn = feed.run_view(at=None, paused=False, anyway=True)
+    drawn = feed.run_view(at=None, paused=False, force=True)
 
     assert {alert.finding.ranks for alert in drawn.alerts if alert.finding.rule == "straggler"} == {(2,)}
     assert drawn.state.run_condition() == "ended"
@@ -453,8 +453,8 @@ def test_the_played_follower_has_the_surface_of_a_real_one():
 def test_one_can_look_back_no_further_than_what_the_rank_that_is_ahead_still_has():
     follower = played("long", upto=700)
     feed = Feed(DEFAULTS, follows=follower)
-    assert feed.run_view(at=0, paused=True, anyway=True).figures is not None
+    assert feed.run_view(at=0, paused=True, force=True).figures is not None
     ahead = [make_step(700 + index) for index in range(40)]
     follower.monitor.state.apply(wire.Steps(rank=1, seq=10**6, steps=ahead), follower.monitor.state.now_ns)
 
-    assert feed.run_view(at=0, paused=True, anyway=True).figures is not None
+    assert feed.run_view(at=0, paused=True, force=True).figures is not None

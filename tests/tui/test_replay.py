@@ -359,7 +359,7 @@ async def test_readings_of_gpus_leave_the_chart_of_steps_alone(path, monkeypatch
         feed = ReplayFeed(playback, playback.reel.at(7 * SECOND_NS))
         while playback.seeking:
             feed.advance()
-        feed.run_view(at=None, paused=False, anyway=True)
+        feed.run_view(at=None, paused=False, force=True)
         monkeypatch.setattr(feed, "_fill_due_s", 0.0)
         before = feed.timeline
         assert feed.advance()

@@ -54,8 +54,8 @@ def lived(tmp_path_factory):
                 feed.advance()
                 while recorder._backlog:
                     time.sleep(0.001)
-                feed.run_view(at=None, paused=False, anyway=True)
-            return path, shown(feed.run_view(at=None, paused=False, anyway=True))
+                feed.run_view(at=None, paused=False, force=True)
+            return path, shown(feed.run_view(at=None, paused=False, force=True))
 
 
 def until(feed: ReplayFeed, condition) -> None:
@@ -73,7 +73,7 @@ def test_a_seek_to_the_end_shows_in_the_end_what_live_showed(lived):
     with closing(Playback(Recorded(path), playing=False)) as playback:
         feed = ReplayFeed(playback, playback.reel.spans[-1].last_ns)
         until(feed, lambda: feed.ended)
-        early = shown(feed.run_view(at=None, paused=False, anyway=True))
+        early = shown(feed.run_view(at=None, paused=False, force=True))
         assert early[0] == was[0]
         assert any("all others are being read" in line for line in early), "it is no more than a part, and says so"
         until(feed, lambda: playback.whole.done)
@@ -97,7 +97,7 @@ def test_it_is_read_once_and_gone_on_with_where_one_has_left(lived, monkeypatch)
         feed.seek(end_ns)
         until(feed, lambda: playback.whole.done)
         assert playback.whole is whole
-        assert shown(feed.run_view(at=None, paused=False, anyway=True)) == was
+        assert shown(feed.run_view(at=None, paused=False, force=True)) == was
 
 
 def test_standing_before_the_end_it_is_known_what_was_recorded_meanwhile(tmp_path, monkeypatch):
@@ -123,9 +123,9 @@ def test_standing_still_before_the_end_the_last_finished_step_is_told(lived):
     with closing(Playback(Recorded(path), playing=False)) as playback:
         feed = ReplayFeed(playback, playback.reel.at(playback.reel.total_ns // 2))
         until(feed, lambda: not playback.seeking)
-        drawn = feed.run_view(at=None, paused=False, anyway=True)
+        drawn = feed.run_view(at=None, paused=False, force=True)
         assert drawn.by_steps
         assert f" step {drawn.last_step} " in plain(header_line(drawn, 160))
         playback.pace.playing = True
-        drawn = feed.run_view(at=None, paused=False, anyway=True)
+        drawn = feed.run_view(at=None, paused=False, force=True)
         assert f" step {drawn.totals.step} " in plain(header_line(drawn, 160))

@@ -71,20 +71,20 @@ def heat_map(
     if columns < 1 or rows < 1 or not len(ranks) or not len(steps):
         return []
     note_rows = 1 if rows >= ROWS_FOR_NOTE else 0
-    lines_of = rows_of(ranks, rows - note_rows, hosts)
-    label_columns = max(map(columns_of, lines_of.labels)) + 1
+    grouping = rows_of(ranks, rows - note_rows, hosts)
+    label_columns = max(map(columns_of, grouping.labels)) + 1
     if columns - label_columns < MIN_MAP_COLUMNS:
         label_columns = 0
     folding = fold(steps, columns - label_columns)
     if folding is None:
         return []
-    heat = _heat(excess[:, folding.kept], folding, lines_of.starts)
+    heat = _heat(excess[:, folding.kept], folding, grouping.starts)
     lines: list[Line] = []
-    for label, row in zip(lines_of.labels, heat, strict=True):
+    for label, row in zip(grouping.labels, heat, strict=True):
         lines.append([Cell(pad(label, label_columns), Level.DIM)] if label_columns else [])
         lines[-1] += _cells(row)
     if note_rows:
-        lines.append([Cell(_note(steps[folding.kept], folding, lines_of.notes, columns), Level.DIM)])
+        lines.append([Cell(_note(steps[folding.kept], folding, grouping.notes, columns), Level.DIM)])
     return lines
 
 
@@ -107,14 +107,14 @@ def rows_of(ranks: Sequence[int], rows: int, hosts: Sequence[str] | None) -> Row
     if hosts is not None and (by_host := _by_host(hosts, rows)):
         return by_host
     # Powers of two match the usual sizes of hosts and racks.
-    together = 1 << (-(-len(ranks) // rows) - 1).bit_length()
-    starts = np.arange(0, len(ranks), together)
+    per_line = 1 << (-(-len(ranks) // rows) - 1).bit_length()
+    starts = np.arange(0, len(ranks), per_line)
     ends = [*starts[1:].tolist(), len(ranks)]
     labels = [
         f"r{ranks[start]}-{ranks[end - 1]}" if end - start > 1 else f"r{ranks[start]}"
         for start, end in zip(starts.tolist(), ends, strict=True)
     ]
-    notes = (f"each line = {together} ranks, the worst of them shows", f"{together} ranks a line, the worst shows")
+    notes = (f"each line = {per_line} ranks, the worst of them shows", f"{per_line} ranks a line, the worst shows")
     return Rows(starts, _aligned(labels), notes)
 
 
@@ -144,8 +144,8 @@ def _heat(excess: NDArray[np.uint8], folding: Folding, row_starts: IntArray) -> 
     ends = [*folding.starts[1:].tolist(), len(by_step)]
     for place, (start, end) in enumerate(zip(folding.starts.tolist(), ends, strict=True)):
         # The last column is filling up: it borrows steps of the one before, or a single step would flare up in it.
-        least = max(calm_steps, folding.per_column if place == len(ends) - 1 else 1)
-        begin = max(0, min(start, end - least))
+        min_steps = max(calm_steps, folding.per_column if place == len(ends) - 1 else 1)
+        begin = max(0, min(start, end - min_steps))
         worst[:, place] = np.maximum.reduceat(_means(by_step[begin : max(end, calm_steps)]), row_starts)
     heat = np.full((len(row_starts), folding.columns), _BLANK)
     heat[:, folding.places] = np.where(worst < 0, _BLANK, np.searchsorted(_FROM, worst, side="right"))

@@ -12,7 +12,15 @@ from ddpwatch.core.units import UNPROVEN, duration, size
 from ddpwatch.view.cells import Cell, Level, fit, line_columns, pad
 from ddpwatch.view.charts.sparkline import spark
 from ddpwatch.view.columns import Column, lay_out, sort_keys
-from ddpwatch.view.gpus.usage import GpuRow, held_by, held_harshly, is_current, stale_s, waiting_percent, waits_now
+from ddpwatch.view.gpus.usage import (
+    GpuRow,
+    is_current,
+    is_throttled,
+    is_waiting,
+    stale_s,
+    throttle_reasons,
+    waiting_percent,
+)
 from ddpwatch.view.layout import bar
 
 if TYPE_CHECKING:
@@ -55,14 +63,14 @@ def badges(entry: GpuRow, *, long: bool = False) -> list[Cell]:
     if gpu.ecc_uncorrected:
         new = gpu.ecc_uncorrected > rank.gpus.ecc_before.get(gpu.device, 0)
         cells.append(Cell(f"{'✖' if new else '·'} ECC {gpu.ecc_uncorrected}", Level.BAD if new else Level.DIM))
-    if held := held_by(gpu):
-        words = reasons_text(held) if long else SHORT[held[0]]
-        cells.append(Cell(f"▲ {words}", Level.WARN) if held_harshly(gpu) else Cell(f"· {words}", Level.DIM))
+    if reasons := throttle_reasons(gpu):
+        words = reasons_text(reasons) if long else SHORT[reasons[0]]
+        cells.append(Cell(f"▲ {words}", Level.WARN) if is_throttled(gpu) else Cell(f"· {words}", Level.DIM))
     if (age_s := stale_s(rank)) is not None:
         cells.append(Cell(f"▲ not read for {duration(age_s)}", Level.WARN))
     if row.condition != "ok":
         cells.append(Cell(row.condition, Level.DIM))
-    elif waits_now(row):
+    elif is_waiting(row):
         cells.append(Cell("░ waits", Level.WAITING))
     return cells
 
@@ -92,7 +100,7 @@ def memory_parts(gpu: Gpu) -> list[tuple[str, int]] | None:
     return [("torch", torch), ("rest of this process", own - torch), ("others", gpu.used_bytes - own)]
 
 
-def used_of(used: int, total: int) -> str:
+def memory_text(used: int, total: int) -> str:
     """Bytes as `61/80G`, with one unit where both have the same."""
     one, other = size(used), size(total) if total else ""
     return f"{one[:-1]}/{other}" if other and one[-1:] == other[-1:] else f"{one}/{other}" if other else one
@@ -120,7 +128,7 @@ def _history(entry: GpuRow, width: int) -> Line:
 
 
 def _temperature(gpu: Gpu, celsius: int) -> Cell:
-    hot = any("thermal" in reason for reason in held_by(gpu))
+    hot = any("thermal" in reason for reason in throttle_reasons(gpu))
     return Cell(f"{celsius} °C", Level.WARN if hot else Level.PLAIN)
 
 
@@ -131,7 +139,7 @@ def _power(gpu: Gpu, milliwatts: int) -> Cell:
 
 def _clocks(gpu: Gpu, mhz: int) -> Cell:
     limit = f"/{gpu.sm_max_mhz}" if gpu.sm_max_mhz else ""
-    return Cell(f"{mhz}{limit}", Level.WARN if held_harshly(gpu) else Level.PLAIN)
+    return Cell(f"{mhz}{limit}", Level.WARN if is_throttled(gpu) else Level.PLAIN)
 
 
 def _state(entry: GpuRow, width: int) -> Line:
@@ -183,7 +191,7 @@ COLUMNS: Final = (
     Column("HISTORY", 10, 2, draw=_history, right=False, grow=(20, 40)),
     MEMORY_BAR,
     Column(
-        "MEMORY", 8, 8, _text("used_bytes", lambda gpu, used: Cell(used_of(used, gpu.total_bytes or 0))),
+        "MEMORY", 8, 8, _text("used_bytes", lambda gpu, used: Cell(memory_text(used, gpu.total_bytes or 0))),
         order=_memory_share,
     ),
     Column("TEMP", 5, 7, _text("temperature_c", _temperature), order=_by("temperature_c", -1)),

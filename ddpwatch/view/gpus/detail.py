@@ -10,8 +10,8 @@ from ddpwatch.core.state.gpu import reasons_text, xid_meaning
 from ddpwatch.core.units import UNPROVEN, count, duration, percent, size
 from ddpwatch.view.cells import Cell, Level, fit, pad
 from ddpwatch.view.charts.sparkline import sparks
-from ddpwatch.view.gpus.columns import memory_parts, used_of
-from ddpwatch.view.gpus.usage import WORTH_SAYING_PERCENT, held_by, waiting_percent, waits_now
+from ddpwatch.view.gpus.columns import memory_parts, memory_text
+from ddpwatch.view.gpus.usage import WORTH_SAYING_PERCENT, is_waiting, throttle_reasons, waiting_percent
 from ddpwatch.view.layout import FACT_COLUMNS, beside, facts, heading, paragraph
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ def _utilisation(row: Row, gpu: Gpu) -> str:
         return ""
     text = f"{gpu.util_percent} %"
     waiting = waiting_percent(row, gpu)
-    if waits_now(row) and waiting:
+    if is_waiting(row) and waiting:
         text += ", and that is waiting in all-reduce"
     elif waiting is not None and waiting >= WORTH_SAYING_PERCENT:
         text += f", of it {waiting:.0f} waiting in all-reduce"
@@ -102,7 +102,7 @@ def _memory(gpu: Gpu) -> str:
     parts = memory_parts(gpu)
     if parts is None or gpu.used_bytes is None:
         return ""
-    text = used_of(gpu.used_bytes, gpu.total_bytes or 0)
+    text = memory_text(gpu.used_bytes, gpu.total_bytes or 0)
     if gpu.total_bytes:
         text += f" ({percent(gpu.used_bytes / gpu.total_bytes)})"
     text += ": " + ", ".join(f"{name} {size(part)}" for name, part in parts if part)
@@ -116,7 +116,7 @@ def _clocks(gpu: Gpu) -> str:
     parts = [
         _clock("SM", gpu.sm_mhz, gpu.sm_max_mhz),
         _clock("memory", gpu.memory_mhz, gpu.memory_max_mhz),
-        reasons_text(held_by(gpu)),
+        reasons_text(throttle_reasons(gpu)),
         *(OTHER_REASONS[reason] for reason in gpu.throttle if reason in OTHER_REASONS),
     ]
     return ", ".join(filter(None, parts))

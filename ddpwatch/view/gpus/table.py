@@ -27,10 +27,10 @@ from ddpwatch.view.gpus.usage import (
     by_host,
     gpu_rows,
     gpu_totals,
-    held_harshly,
     is_current,
+    is_throttled,
+    is_waiting,
     waiting_percent,
-    waits_now,
 )
 from ddpwatch.view.layout import capped
 
@@ -174,9 +174,9 @@ def _host_line(entry: Entry, columns: int) -> Line:
 
 def _summary(name: str, totals: GpuTotals, columns: int) -> Line:
     """Totals after a name, as many of them as fit; warnings always."""
-    marks = [Cell(f"✖ {totals.trouble} with errors", Level.BAD)] if totals.trouble else []
-    if totals.held:
-        marks.append(Cell(f"▲ {totals.held} throttled", Level.WARN))
+    marks = [Cell(f"✖ {totals.failed} with errors", Level.BAD)] if totals.failed else []
+    if totals.throttled:
+        marks.append(Cell(f"▲ {totals.throttled} throttled", Level.WARN))
     line = [Cell(name, Level.STRONG)]
     left = columns - columns_of(name) - sum(columns_of(mark.text) + 3 for mark in marks)
     for place, part in enumerate(_totals_texts(totals)):
@@ -208,12 +208,12 @@ MAP_FROM_GPUS: Final = 65
 """With fewer GPUs than this there is no map: the table shows them."""
 _LABEL: Final = "rank"
 _ERROR: Final = ("✖", Level.BAD)
-_HELD: Final = ("▲", Level.WARN)
+_THROTTLED: Final = ("▲", Level.WARN)
 _WAITS: Final = (WAITS, Level.WAITING)
 _UNKNOWN: Final = ("?", Level.DIM)
 _WORK: Final = Cell(EIGHTHS[2] + EIGHTHS[5] + EIGHTHS[8], Level.BACKWARD)
 _LEGEND: Final = (
-    Cell(*_WAITS), Cell(" waits   ", Level.DIM), Cell(*_HELD), Cell(" throttled   ", Level.DIM),
+    Cell(*_WAITS), Cell(" waits   ", Level.DIM), Cell(*_THROTTLED), Cell(" throttled   ", Level.DIM),
     Cell(*_ERROR), Cell(" error   ", Level.DIM), Cell(*_UNKNOWN), Cell(" not read", Level.DIM),
 )  # fmt: skip
 
@@ -250,9 +250,9 @@ def _glyph(entry: GpuRow) -> tuple[str, Level]:
         return _ERROR
     if gpu.util_percent is None or not is_current(row):
         return _UNKNOWN
-    if held_harshly(gpu):
-        return _HELD
-    if waits_now(row):
+    if is_throttled(gpu):
+        return _THROTTLED
+    if is_waiting(row):
         return _WAITS
     busy = gpu.util_percent - (waiting_percent(row, gpu) or 0.0)
     return EIGHTHS[min(max(round(busy / 100 * 8), 1), 8)], Level.BACKWARD

@@ -70,7 +70,7 @@ def is_current(row: Row) -> bool:
     return row.condition in {"ok", "paused"} and stale_s(row.state) is None
 
 
-def waits_now(row: Row) -> bool:
+def is_waiting(row: Row) -> bool:
     """Whether the rank has been in communication so long that it must be waiting."""
     beat = row.state.beat
     return row.condition == "ok" and beat is not None and beat.phase == _SYNC and beat.phase_ns >= LONG_IN_SYNC_NS
@@ -87,7 +87,7 @@ def waiting_percent(row: Row, gpu: Gpu) -> float | None:
         return None
     rank = row.state
     spins = rank.hello is not None and "nccl" in rank.hello.backend
-    if waits_now(row):
+    if is_waiting(row):
         return float(util) if spins else 0.0
     if row.figures is None or row.figures.wait_ns is None:
         return None
@@ -120,15 +120,15 @@ def rank_memory(rank: RankState) -> int | None:
     return sum(used for used, _ in known) if known else None
 
 
-def held_by(gpu: Gpu) -> list[str]:
+def throttle_reasons(gpu: Gpu) -> list[str]:
     """Throttle reasons, the worst first."""
     return [reason for reason in THROTTLE_REASONS if reason in gpu.throttle] if gpu.throttle else []
 
 
-def held_harshly(gpu: Gpu) -> bool:
+def is_throttled(gpu: Gpu) -> bool:
     """Whether heat or the hardware throttles it, and not the power cap alone."""
-    held = held_by(gpu)
-    return bool(held) and held[0] != "sw_power_cap"
+    reasons = throttle_reasons(gpu)
+    return bool(reasons) and reasons[0] != "sw_power_cap"
 
 
 @dataclass(frozen=True)
@@ -147,13 +147,13 @@ class GpuTotals:
     """Degrees Celsius, and the rank."""
     power_mw: int | None
     power_limit_mw: int | None
-    held: int
+    throttled: int
     """GPUs that heat or the hardware throttles."""
-    capped: int
+    power_capped: int
     """GPUs at their power cap, and not throttled otherwise."""
     slowest: tuple[Gpu, int] | None
     """The throttled GPU with the lowest clocks, and its rank; one at its power cap only if there is no other."""
-    trouble: int
+    failed: int
     """GPUs that are lost or have reported an Xid."""
 
 
@@ -173,8 +173,8 @@ def gpu_totals(entries: Iterable[GpuRow]) -> GpuTotals | None:
     heat = [(gpu.temperature_c, row.state.rank) for row, gpu in read if gpu.temperature_c is not None]
     power = [gpu.power_mw for gpu in gpus if gpu.power_mw is not None]
     limits = [gpu.power_limit_mw for gpu in gpus if gpu.power_limit_mw is not None]
-    held = [(gpu, row.state.rank) for row, gpu in read if held_by(gpu)]
-    harsh = sum(held_harshly(gpu) for gpu, _ in held)
+    slowed = [(gpu, row.state.rank) for row, gpu in read if throttle_reasons(gpu)]
+    throttled = sum(is_throttled(gpu) for gpu, _ in slowed)
     return GpuTotals(
         gpus=len(known),
         names=tuple(sorted({gpu.name for _, gpu in known.values() if gpu.name})),
@@ -185,8 +185,8 @@ def gpu_totals(entries: Iterable[GpuRow]) -> GpuTotals | None:
         hottest=max(heat, key=lambda pair: (pair[0], -pair[1]), default=None),
         power_mw=sum(power) if power else None,
         power_limit_mw=sum(limits) if len(limits) == len(power) and limits else None,
-        held=harsh,
-        capped=len(held) - harsh,
-        slowest=min(held, key=lambda pair: (not held_harshly(pair[0]), pair[0].sm_mhz or 0), default=None),
-        trouble=sum(bool(gpu.lost or gpu.xids) for _, gpu in known.values()),
+        throttled=throttled,
+        power_capped=len(slowed) - throttled,
+        slowest=min(slowed, key=lambda pair: (not is_throttled(pair[0]), pair[0].sm_mhz or 0), default=None),
+        failed=sum(bool(gpu.lost or gpu.xids) for _, gpu in known.values()),
     )

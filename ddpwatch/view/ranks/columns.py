@@ -86,7 +86,7 @@ def badge(row: Row) -> Cell:
     mark, level = _MARKS[row.condition]
     beat, bye, finding = row.state.beat, row.state.bye, row.finding
     if row.then:
-        return _badge_of_then(row)
+        return _past_badge(row)
     if row.condition == "paused" and beat:
         return Cell(f"{mark}{beat.pause}", level)
     if row.condition == "ended" and bye and bye.reason == "off":
@@ -101,7 +101,7 @@ def badge(row: Row) -> Cell:
     return Cell(f"{mark}{row.condition}", level)
 
 
-def _badge_of_then(row: Row) -> Cell:
+def _past_badge(row: Row) -> Cell:
     """The finding at that step; else the current condition, marked as such."""
     finding = row.finding
     if finding is not None:

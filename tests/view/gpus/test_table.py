@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from ddpwatch import wire
 from ddpwatch.view.cells import Level, line_columns, plain
 from ddpwatch.view.columns import Ordering
-from ddpwatch.view.gpus.columns import memory_bar, used_of
+from ddpwatch.view.gpus.columns import memory_bar, memory_text
 from ddpwatch.view.gpus.detail import NAMES, gpu_curves, gpu_detail
 from ddpwatch.view.gpus.table import gpu_map, gpu_page, gpu_table, key_of
 from ddpwatch.view.gpus.usage import gpu_rows, waiting_percent
@@ -137,7 +137,7 @@ def test_memory_is_split_by_whose_it_is():
     [(61 << 30, 80 << 30, "61/80G"), (512 << 20, 80 << 30, "512M/80G"), (3 << 30, 0, "3.0G")],
 )
 def test_the_unit_of_memory_is_told_once_where_it_is_the_same(used, total, reported):
-    assert used_of(used, total) == reported
+    assert memory_text(used, total) == reported
 
 
 @pytest.mark.parametrize(
