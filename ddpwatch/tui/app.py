@@ -15,6 +15,7 @@ from textual.app import App
 from textual.css.query import NoMatches
 from textual.widgets import ContentSwitcher, Input
 
+from ddpwatch.core.state.sanitize import NAME_CHARS, sanitize
 from ddpwatch.errors import INTERRUPTED
 from ddpwatch.tui import screens
 from ddpwatch.tui.commands import commands, copy_alert, export_screen
@@ -22,14 +23,19 @@ from ddpwatch.tui.driver import ResilientDriver
 from ddpwatch.tui.feed_thread import FeedThread
 from ddpwatch.tui.gpu_screen import DeviceList, Devices
 from ddpwatch.tui.help_screen import Help
-from ddpwatch.tui.keys import BINDINGS, SUMMARY, TABS
+from ddpwatch.tui.keys import BINDINGS, SUMMARY, TABS, keys_of
 from ddpwatch.tui.rank_table import RankTable
 from ddpwatch.tui.run_picker import LOBBY, RunPicker
 from ddpwatch.tui.themes import DEFAULT, THEMES, VARIABLES
 from ddpwatch.tui.widgets import Field, Painted
 from ddpwatch.view.alerts.panel import stuck_rank
+from ddpwatch.view.cells import Cell, Level, fit
 from ddpwatch.view.columns import Ordering
+from ddpwatch.view.header import header_line, key_line, recording_mark, tab_line
+from ddpwatch.view.logs import log_lines
 from ddpwatch.view.ranks.columns import SORT_KEYS
+from ddpwatch.view.ranks.detail import rank_page
+from ddpwatch.view.summary import summary_lines
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -41,6 +47,7 @@ if TYPE_CHECKING:
     from textual.widget import Widget
 
     from ddpwatch.tui.feed import Feed
+    from ddpwatch.view.cells import Line
     from ddpwatch.view.run_view import RunView
 
 TICK_S: Final = 0.1
@@ -72,6 +79,8 @@ class Dashboard(App[None]):
         self._export_to = export_to
         self._at: int | None = None
         self._came_from = TABS[0][0]
+        self._rank = 0
+        """The rank of the rank page."""
         self._table: RankTable | None = None
         """The rank table shown last."""
         self.end_shown = False
@@ -93,8 +102,8 @@ class Dashboard(App[None]):
 
     def compose(self) -> ComposeResult:
         """The screens, and the lines above and below them."""
-        yield Painted(lambda run_view, columns, _: [screens.header(self, run_view, columns)], id="header")
-        yield Painted(lambda _run_view, columns, _: [screens.tabs(self, columns)], id="tabs")
+        yield Painted(self._header, id="header")
+        yield Painted(self._tabs, id="tabs")
         with ContentSwitcher(id="switch", initial=LOBBY):
             yield RunPicker(self.feed.opening)
             yield screens.Overview(id="overview")
@@ -102,23 +111,56 @@ class Dashboard(App[None]):
             yield screens.AllReduce(id="allreduce")
             yield Devices(id="devices")
             yield screens.Alerts(id="alerts")
-            yield screens.Logs(id="logs")
-            yield screens.RankPage(id="rank")
+            with screens.Pane(id="logs"):
+                yield Painted(log_lines, title="logs", id="log-lines", classes="box fixed")
+            with screens.Pane(id="rank"):
+                yield Painted(self._rank_page, id="rank-page", classes="box", focus=True)
             with screens.Pane(id=SUMMARY):
-                yield Painted(
-                    lambda run_view, columns, _: screens.summary(self, run_view, columns),
-                    focus=True,
-                    id="summary-page",
-                    classes="box",
-                )
+                yield Painted(self._summary, id="summary-page", classes="box", focus=True)
         yield from self.bars()
-        yield Painted(lambda run_view, columns, _: [screens.keys(self, run_view, columns)], id="keys")
+        yield Painted(self._keys, id="keys")
         placeholder = "rank, host, state or rule; Enter keeps it, Esc clears it"
         yield Field(self._close_filter, placeholder=placeholder, name="filter")
 
     def bars(self) -> Iterable[Widget]:
         """Lines between the screens and the last line."""
         return ()
+
+    # --- drawings that depend on the app ---
+
+    def _header(self, run_view: RunView, columns: int, _rows: int) -> list[Line]:
+        mark = recording_mark(self.feed.not_recorded) if self.feed.recorder is not None else ()
+        return [header_line(run_view, columns, mark)]
+
+    def _tabs(self, _run_view: RunView, columns: int, _rows: int) -> list[Line]:
+        shown = [*TABS, *([(SUMMARY, SUMMARY)] if self.end_shown else [])]
+        line = tab_line(shown, self.where, columns)
+        wanted = self._filter.value if self.tables() else ""
+        if wanted:
+            line = [*line, Cell(f"  only {sanitize(wanted, NAME_CHARS)} · esc shows all", Level.WARN, "leave")]
+        return [fit(line, columns)]
+
+    def _keys(self, run_view: RunView, columns: int, _rows: int) -> list[Line]:
+        listed = keys_of(
+            self.where,
+            paused=run_view.paused,
+            gpus=run_view.totals.gpus is not None,
+            replayed=run_view.replayed,
+            ended=self.end_shown,
+            runs=self.feed.choosable,
+        )
+        return [key_line(listed, columns, self.feed.not_recorded)]
+
+    def _rank_page(self, run_view: RunView, columns: int, _rows: int) -> list[Line]:
+        return rank_page(run_view, self._rank, columns, screens.WHOLE)
+
+    def _summary(self, run_view: RunView, columns: int, _rows: int) -> list[Line]:
+        running_s = run_view.totals.running_s or 0.0
+        newer = [run.name or run.id for run in self.feed.newer]
+        runs = self.feed.choosable
+        return summary_lines(run_view, columns, screens.WHOLE, duration_s=running_s, newer=newer, runs=runs)
+
+    # --- input ---
 
     def on_mount(self) -> None:
         """Start the ticks, and restore the terminal on a signal."""
@@ -131,8 +173,6 @@ class Dashboard(App[None]):
     def on_unmount(self) -> None:
         """End the thread of the feed."""
         self._feed_thread.close()
-
-    # --- input ---
 
     async def _tick_fast(self) -> None:
         """Tick faster until the first run view, once a run is found: its history arrives within moments."""
@@ -269,8 +309,8 @@ class Dashboard(App[None]):
         if self.feed.follows is not None:
             # Ranks time their buckets only while somebody subscribes, because it costs them time.
             self._feed_thread.submit(self.feed.want_buckets, name == "allreduce")
-            ranks = [self._board.query_one(screens.RankPage).rank] if name == "rank" else []
-            self._feed_thread.submit(self.feed.request_stacks, frozenset(ranks))
+            ranks = frozenset({self._rank} if name == "rank" else ())
+            self._feed_thread.submit(self.feed.request_stacks, ranks)
         if name == LOBBY:
             self._board.query_one(RunPicker).focus()
             return
@@ -311,9 +351,8 @@ class Dashboard(App[None]):
     def action_open(self, rank: int) -> None:
         """Show a rank's own page, and ask the rank for its stack."""
         self._came_from = self.where if self.where != "rank" else self._came_from
-        page = self._board.query_one(screens.RankPage)
-        page.rank = rank
-        page.query_one(Painted).scroll_home(animate=False, immediate=True)
+        self._rank = rank
+        self._board.query_one("#rank-page").scroll_home(animate=False, immediate=True)
         self._switch("rank")
 
     def action_open_stuck(self) -> None:

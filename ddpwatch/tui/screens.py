@@ -1,4 +1,4 @@
-"""The screens of the dashboard: which drawings they hold and how these share the room; and the lines around them."""
+"""The screens of the dashboard: which drawings they hold, and how these share the room."""
 
 from __future__ import annotations
 
@@ -11,10 +11,8 @@ from textual.css.scalar import Scalar
 from textual.geometry import Size, clamp
 from textual.widget import Widget
 
-from ddpwatch.core.state.sanitize import NAME_CHARS, sanitize
-from ddpwatch.tui.keys import SUMMARY, TABS, keys_of
 from ddpwatch.tui.rank_table import HEADING_ROWS, RankTable
-from ddpwatch.tui.widgets import Canvas, Field, Painted
+from ddpwatch.tui.widgets import Canvas, Painted
 from ddpwatch.view import overview
 from ddpwatch.view.alerts.page import alert_detail, alert_list, all_alerts
 from ddpwatch.view.alerts.panel import alert_box, alert_rows, hang_lines
@@ -23,10 +21,6 @@ from ddpwatch.view.cells import Cell, Level, fit
 from ddpwatch.view.charts.chart import SOLID, Band, chart
 from ddpwatch.view.charts.heatmap import heat_legend, heat_map
 from ddpwatch.view.charts.phase_bar import legend
-from ddpwatch.view.header import header_line, key_line, recording_mark, tab_line
-from ddpwatch.view.logs import log_lines
-from ddpwatch.view.ranks.detail import rank_page
-from ddpwatch.view.summary import summary_lines
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -35,7 +29,6 @@ if TYPE_CHECKING:
     from textual.app import ComposeResult
 
     from ddpwatch.core.alerts.model import Alert
-    from ddpwatch.tui.app import Dashboard
     from ddpwatch.tui.widgets import Draw
     from ddpwatch.view.cells import Line
     from ddpwatch.view.run_view import RunView
@@ -301,67 +294,3 @@ class Alerts(Pane):
     def _detail(self, run_view: RunView, columns: int, _rows: int) -> list[Line]:
         alert = self.query_one(AlertList).alert(run_view)
         return [] if alert is None else alert_detail(alert, columns, zone=local_zone())
-
-
-class RankPage(Pane):
-    """Everything about one rank."""
-
-    def __init__(self, **settings: Any) -> None:
-        super().__init__(**settings)
-        self.rank = 0
-
-    def compose(self) -> ComposeResult:
-        """One page."""
-        yield Painted(self._page, id="rank-page", classes="box", focus=True)
-
-    def _page(self, run_view: RunView, columns: int, _rows: int) -> list[Line]:
-        return rank_page(run_view, self.rank, columns, WHOLE)
-
-
-class Logs(Pane):
-    """The watched log files."""
-
-    def compose(self) -> ComposeResult:
-        """One page that ends with the latest lines."""
-        yield Painted(log_lines, title="logs", id="log-lines", classes="box fixed")
-
-
-def header(app: Dashboard, run_view: RunView, columns: int) -> Line:
-    """The first line: the run and its condition."""
-    recorded = app.feed.recorder is not None
-    return header_line(run_view, columns, recording_mark(app.feed.not_recorded) if recorded else ())
-
-
-def tabs(app: Dashboard, columns: int) -> Line:
-    """The second line: the screens, and the filter."""
-    shown = [*TABS, *([(SUMMARY, SUMMARY)] if app.end_shown else [])]
-    line = tab_line(shown, app.where, columns)
-    wanted = app.screen_stack[0].query_one("#filter", Field).value if app.tables() else ""
-    if wanted:
-        line = [*line, Cell(f"  only {sanitize(wanted, NAME_CHARS)} · esc shows all", Level.WARN, "leave")]
-    return fit(line, columns)
-
-
-def keys(app: Dashboard, run_view: RunView, columns: int) -> Line:
-    """The last line: the keys of the current screen."""
-    listed = keys_of(
-        app.where,
-        paused=run_view.paused,
-        gpus=run_view.totals.gpus is not None,
-        replayed=run_view.replayed,
-        ended=app.end_shown,
-        runs=app.feed.choosable,
-    )
-    return key_line(listed, columns, app.feed.not_recorded)
-
-
-def summary(app: Dashboard, run_view: RunView, columns: int) -> list[Line]:
-    """The page of a run that has ended."""
-    return summary_lines(
-        run_view,
-        columns,
-        WHOLE,
-        duration_s=run_view.totals.running_s or 0.0,
-        newer=[run.name or run.id for run in app.feed.newer],
-        runs=app.feed.choosable,
-    )
