@@ -71,7 +71,7 @@ def test_a_few_frames_are_worth_a_look_and_not_only_silence(run_dir, monkeypatch
         advance_until(feed, is_shown)
 
 
-def test_where_a_walk_over_all_ranks_takes_long_the_picture_is_refreshed_until_the_next_one(run_dir, monkeypatch):
+def test_where_a_walk_over_all_ranks_takes_long_the_run_view_is_refreshed_until_the_next_one(run_dir, monkeypatch):
     for name, value in {"WALK_SHARE": 1e-9, "MAX_WALK_S": 3600.0, "MIN_VIEW_S": 0.0, "REFRESH_S": 0.0}.items():
         monkeypatch.setattr(feed_module, name, value)
     with closing(Feed(DEFAULTS)) as feed, FakeRun(run_dir, 2) as run:
@@ -86,7 +86,7 @@ def test_where_a_walk_over_all_ranks_takes_long_the_picture_is_refreshed_until_t
         assert second.figures is first.figures
         assert (first.totals.step, second.totals.step) == (40, 45)
         assert feed.run_view(at=None, paused=False) is None, "nothing has come since"
-        assert feed.run_view(at=None, paused=False, force=True).last_step == 44, "somebody asks for it"
+        assert feed.run_view(at=None, paused=False, force=True).last_step == 44, "it is forced"
         assert feed.run_view(at=30, paused=True, force=True).last_step == 30
         feed._changed = True
         assert feed.run_view(at=None, paused=False).last_step == 44, "the last one is of another step"
@@ -151,7 +151,7 @@ def test_the_same_job_is_one_with_its_name_or_one_that_came_later_and_differs_in
         feed.advance()
 
         assert (feed.run is other) is followed
-        # What has started since and may be something else is told.
+        # A run that has started since and may be another job is listed.
         assert [run.name for run in feed.newer] == ([] if followed or started_s else [name])
 
 
@@ -197,7 +197,7 @@ def test_of_a_run_that_stands_alone_there_is_no_way_to_others(settings):
         assert feed.ready
 
 
-def test_trouble_with_the_run_directory_is_told_and_goes_away(run_dir):
+def test_an_error_of_the_run_directory_is_shown_until_it_is_gone(run_dir):
     def refuse():
         raise RunDirRefused("cannot read the run directory: Permission denied")
 
@@ -221,7 +221,7 @@ def test_a_simulated_run_looks_for_no_other_after_its_end():
     assert feed.run_view(at=None, paused=False, force=True).simulated
 
 
-def test_with_a_baseline_every_picture_tells_how_the_ranks_scale():
+def test_with_a_baseline_every_run_view_has_the_scaling():
     one = Profile(1, 100, 10e6, 1000.0, 10, 1e6, 9e6, 0.0, 0.0)
     feed = Feed(DEFAULTS, follows=recorded("slow-backward"), find=list, baseline=one)
     advance_until(feed, lambda: feed.ended)
@@ -250,7 +250,7 @@ def test_a_recording_of_real_ranks_plays_to_its_end_and_names_the_slow_one():
     assert drawn.state.run_condition() == "ended"
 
 
-async def test_the_waiting_screen_tells_what_to_add_and_gives_way_to_a_run(run_dir):
+async def test_the_waiting_screen_says_what_to_add_and_gives_way_to_a_run(run_dir):
     with closing(Feed(DEFAULTS)) as feed:
         async with staged(feed=feed) as stage:
             await stage.sees("import ddpwatch", "install", str(run_dir))
@@ -347,7 +347,7 @@ async def test_r_stays_where_there_is_no_other_run(run_dir):
             assert stage.pane == "overview"
 
 
-async def test_the_summary_tells_of_a_run_that_has_started_since(run_dir):
+async def test_the_summary_names_a_run_that_has_started_since(run_dir):
     with closing(Feed(DEFAULTS)) as feed, FakeRun(run_dir, 1) as run:
         run.train(0, 40)
         async with staged(feed=feed) as stage:
@@ -364,7 +364,7 @@ async def test_the_summary_tells_of_a_run_that_has_started_since(run_dir):
                 await stage.sees("[b]else", "step 7")
 
 
-async def test_who_looks_back_when_the_run_ends_gets_the_summary_of_all_of_it():
+async def test_looking_back_when_the_run_ends_shows_the_summary_of_the_whole_run():
     follower = played("straggler")
     async with staged(follower) as stage:
         await stage.press("shift+left")

@@ -1,4 +1,4 @@
-"""The end of a replay tells what the live dashboard told when the run ended, however one has got there."""
+"""The end of a replay shows what the live dashboard showed when the run ended, however it was reached."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ddpwatch.session.follow import RunFollower
 from ddpwatch.session.playback import Playback
 from ddpwatch.simulator.scenario import Fault, Scenario, frames
 from ddpwatch.sources.frames import Frame
-from ddpwatch.tui import replay_feed as replayfeed
+from ddpwatch.tui import replay_feed as replay_feed_module
 from ddpwatch.tui.feed import Feed
 from ddpwatch.tui.replay_feed import ReplayFeed
 from ddpwatch.view.cells import plain
@@ -81,7 +81,7 @@ def test_a_seek_to_the_end_shows_in_the_end_what_live_showed(lived):
 
 
 def test_it_is_read_once_and_gone_on_with_where_one_has_left(lived, monkeypatch):
-    monkeypatch.setattr(replayfeed, "FILL_S", 0.001)
+    monkeypatch.setattr(replay_feed_module, "FILL_S", 0.001)
     path, was = lived
     with closing(Playback(Recorded(path), playing=False)) as playback:
         end_ns = playback.reel.spans[-1].last_ns
@@ -93,7 +93,7 @@ def test_it_is_read_once_and_gone_on_with_where_one_has_left(lived, monkeypatch)
         part = whole.part
         for _ in range(5):
             feed.advance()
-        assert whole.part == part, "nobody looks at the end"
+        assert whole.part == part, "the end is not shown"
         feed.seek(end_ns)
         until(feed, lambda: playback.whole.done)
         assert playback.whole is whole
@@ -101,7 +101,7 @@ def test_it_is_read_once_and_gone_on_with_where_one_has_left(lived, monkeypatch)
 
 
 def test_standing_before_the_end_it_is_known_what_was_recorded_meanwhile(tmp_path, monkeypatch):
-    monkeypatch.setattr(replayfeed, "REFRESH_S", 0.0)
+    monkeypatch.setattr(replay_feed_module, "REFRESH_S", 0.0)
     reported, path = received("slow-backward"), tmp_path / "growing.ddpw"
     early = len(reported) // 12
     with closing(recorder_at(path)) as recorder:
@@ -118,7 +118,7 @@ def test_standing_before_the_end_it_is_known_what_was_recorded_meanwhile(tmp_pat
         assert not before.marks
 
 
-def test_standing_still_before_the_end_the_last_finished_step_is_told(lived):
+def test_paused_before_the_end_the_last_finished_step_is_shown(lived):
     path, _ = lived
     with closing(Playback(Recorded(path), playing=False)) as playback:
         feed = ReplayFeed(playback, playback.reel.at(playback.reel.total_ns // 2))

@@ -1,4 +1,4 @@
-"""Which ranks the table shows and in which order, and what it says of the state of each."""
+"""Filter, order and state badges of the rank table."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_every_condition_has_a_badge(message, text, level):
     assert (badge(row).text, badge(row).level) == (text, level)
 
 
-def test_ranks_never_heard_and_ranks_that_fell_silent_are_told():
+def test_missing_and_silent_ranks_have_a_badge():
     monitor = make_monitor(received=2, slow=None)
     monitor.tick(60_000_000_000)
     rows = make_run_view(monitor).rows
@@ -118,7 +118,7 @@ def test_ranks_never_heard_and_ranks_that_fell_silent_are_told():
     assert all(attention(bad) < attention(good) for bad in rows for good in make_run_view(make_monitor(slow=None)).rows)
 
 
-def test_attention_puts_who_is_gone_before_who_is_slow_before_who_is_well():
+def test_attention_sorts_lost_ranks_before_slow_ones_before_healthy_ones():
     monitor = make_monitor()
     monitor.state.apply(wire.Gone(rank=3, seq=0), 2)
     run_view = make_run_view(monitor)
