@@ -37,7 +37,6 @@ class DeviceList(Listed):
 
     BINDINGS: ClassVar[list[BindingType]] = [
         *Listed.BINDINGS,
-        Binding("end,G", "move(1000000)", "last", show=False),
         Binding("enter", "open", "the rank's page", show=False),
     ]
     titles = tuple(SORT_KEYS)

@@ -8,7 +8,7 @@ from textual.binding import Binding, BindingType
 from textual.geometry import Region, Size, clamp
 from textual.message import Message
 
-from ddpwatch.tui.widgets import SCROLLBAR_COLUMNS, Canvas
+from ddpwatch.tui.widgets import SCROLLBAR_COLUMNS, Canvas, cursor_keys
 from ddpwatch.view.cells import Cell, Level
 from ddpwatch.view.columns import Ordering
 from ddpwatch.view.ranks.table import arrange, rank_layout
@@ -33,12 +33,7 @@ class RankTable(Canvas, can_focus=True, inherit_bindings=False):
 
     COMPONENT_CLASSES: ClassVar[set[str]] = {"ranktable--cursor"}
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("up,k", "move(-1)", "up", show=False),
-        Binding("down,j", "move(1)", "down", show=False),
-        Binding("pageup", "page(-1)", "page up", show=False),
-        Binding("pagedown", "page(1)", "page down", show=False),
-        Binding("home,g", "edge(0)", "first", show=False),
-        Binding("end,G", "edge(-1)", "last", show=False),
+        *cursor_keys("move(-1)", "move(1)", "page(-1)", "page(1)", "edge(0)", "edge(-1)"),
         Binding("enter", "open", "the rank's page", show=False),
     ]
 

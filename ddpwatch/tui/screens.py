@@ -5,14 +5,13 @@ from __future__ import annotations
 from datetime import datetime, timezone, tzinfo
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
-from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical
 from textual.css.scalar import Scalar
 from textual.geometry import Size, clamp
 from textual.widget import Widget
 
 from ddpwatch.tui.rank_table import HEADING_ROWS, RankTable
-from ddpwatch.tui.widgets import Canvas, Painted
+from ddpwatch.tui.widgets import Canvas, Painted, cursor_keys
 from ddpwatch.view import overview
 from ddpwatch.view.alerts.page import alert_detail, alert_list, all_alerts
 from ddpwatch.view.alerts.panel import alert_box, alert_rows, hang_lines
@@ -27,6 +26,7 @@ if TYPE_CHECKING:
 
     from textual import events
     from textual.app import ComposeResult
+    from textual.binding import BindingType
 
     from ddpwatch.core.alerts.model import Alert
     from ddpwatch.tui.widgets import Draw
@@ -241,13 +241,9 @@ class AllReduce(Pane):
 class Listed(Painted):
     """A list too long to be drawn whole: draws only what is in sight, from line `first` on."""
 
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("up,k", "move(-1)", "up", show=False),
-        Binding("down,j", "move(1)", "down", show=False),
-        Binding("pageup", "move(-10)", "page up", show=False),
-        Binding("pagedown", "move(10)", "page down", show=False),
-        Binding("home,g", "move(-1000000)", "first", show=False),
-    ]
+    BINDINGS: ClassVar[list[BindingType]] = cursor_keys(
+        "move(-1)", "move(1)", "move(-10)", "move(10)", f"move(-{WHOLE})", f"move({WHOLE})"
+    )
 
     def __init__(self, draw: Draw, **settings: Any) -> None:
         super().__init__(draw, focus=True, **settings)

@@ -26,6 +26,12 @@ if TYPE_CHECKING:
     Draw: TypeAlias = Callable[[RunView, int, int], list[Line]]
 
 SCROLLBAR_COLUMNS: Final = 1
+_CURSOR_KEYS: Final = ("up,k", "down,j", "pageup", "pagedown", "home,g", "end,G")
+
+
+def cursor_keys(*actions: str) -> list[BindingType]:
+    """Bindings of up, down, page up, page down, home and end, in this order."""
+    return [Binding(key, action, show=False) for key, action in zip(_CURSOR_KEYS, actions, strict=True)]
 
 
 def strip_of(line: Line, styles: Mapping[Level, Style], base: Style, columns: int) -> Strip:
@@ -106,14 +112,9 @@ class Painted(Canvas, inherit_bindings=False):
     """Shows the result of a pure drawing function. A drawing that is taller than the widget scrolls."""
 
     # Left and right go through time, and are not among these.
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("up,k", "scroll_up", "up", show=False),
-        Binding("down,j", "scroll_down", "down", show=False),
-        Binding("pageup", "page_up", "page up", show=False),
-        Binding("pagedown", "page_down", "page down", show=False),
-        Binding("home,g", "scroll_home", "top", show=False),
-        Binding("end,G", "scroll_end", "bottom", show=False),
-    ]
+    BINDINGS: ClassVar[list[BindingType]] = cursor_keys(
+        "scroll_up", "scroll_down", "page_up", "page_down", "scroll_home", "scroll_end"
+    )
 
     def __init__(
         self, draw: Draw, *, title: str = "", focus: bool = False, of_figures: bool = False, **settings: Any
