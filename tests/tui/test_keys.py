@@ -11,6 +11,7 @@ from textual.widgets import Input
 from ddpwatch.core.state.step_store import CAPACITY_STEPS
 from ddpwatch.tui.help_screen import Help
 from ddpwatch.tui.keys import KEYS, TABS
+from ddpwatch.tui.screens import AlertList
 from ddpwatch.tui.themes import COLOUR_BLIND, THEMES
 from ddpwatch.view.alerts.page import alert_text, all_alerts
 from tests.tui.stage import buckets_of, hung, played, staged
@@ -474,6 +475,18 @@ async def test_c_copies_the_selected_alert_as_text():
         assert stage.app.clipboard == alert_text(alerts[0])
         await stage.press("pagedown", "pagedown", "c")
         assert stage.app.clipboard == alert_text(alerts[-1])
+
+
+async def test_end_and_home_select_the_last_and_the_first_alert():
+    async with staged(played("many"), SMALL) as stage:
+        await stage.press("5")
+        await stage.shows("alerts")
+        listed = stage.app.query_one(AlertList)
+        for key, place in (("end", -1), ("home", 0)):
+            await stage.press(key)
+            alerts = all_alerts(stage.app.run_view)
+            assert len(alerts) > 1
+            assert listed.alert(stage.app.run_view) is alerts[place]
 
 
 async def test_e_writes_the_screen_as_an_svg_file(tmp_path):
