@@ -11,7 +11,7 @@ from ddpwatch.core.units import UNPROVEN, duration, percent, plural, size
 from ddpwatch.view.cells import Cell, Level, clip, fit, line_columns, pad, plain
 from ddpwatch.view.columns import Column, lay_out
 from ddpwatch.view.gpus.table import visible
-from ddpwatch.view.gpus.usage import by_host
+from ddpwatch.view.gpus.usage import by_host, cpu_percent
 from ddpwatch.view.layout import bar, capped, paragraph
 
 if TYPE_CHECKING:
@@ -27,7 +27,6 @@ NOT_REPORTED: Final = "no rank has told of one"
 INSTEAD: Final = "CPU and memory of each rank's process instead."
 BAR_MAX_COLUMNS: Final = 40
 BAR_MIN_COLUMNS: Final = 6
-MAX_CPU_PERCENT: Final = 99_999.0
 MAX_CORES: Final = 99_999
 
 
@@ -40,7 +39,7 @@ class _Host:
 
     @cached_property
     def cpu_percent(self) -> float:
-        return sum(_cpu_percent(row.state) for row in self.rows)
+        return sum(cpu_percent(row.state) for row in self.rows)
 
     @cached_property
     def rss_bytes(self) -> int:
@@ -83,7 +82,7 @@ def no_gpu(run_view: RunView) -> str:
 def cpu_share(rank: RankState) -> str:
     """CPU use as a share of the cores that the process may run on; empty = not reported."""
     cores = _cores(rank)
-    return f"{percent(_cpu_percent(rank) / 100 / cores)} of {plural(cores, 'core')}" if cores and rank.beat else ""
+    return f"{percent(cpu_percent(rank) / 100 / cores)} of {plural(cores, 'core')}" if cores and rank.beat else ""
 
 
 def memory_change(rank: RankState) -> str:
@@ -100,11 +99,11 @@ def memory_change(rank: RankState) -> str:
 def _layout(run_view: RunView, columns: int, *, above: int) -> Layout[_Used]:
     """Fit the columns; the title of the bars counts the lines `above`."""
     # One process may keep several cores busy: all bars have the scale of the busiest.
-    full_percent = max((_cpu_percent(row.state) for row in run_view.rows), default=0.0)
+    full_percent = max((cpu_percent(row.state) for row in run_view.rows), default=0.0)
     full_percent = max(full_percent, 100.0)
     bars = Column[_Used](
         f"  ↑ {plural(above, 'line')}" if above else "", BAR_MIN_COLUMNS + 2, BAR_KEEP, right=False,
-        draw=lambda used, width: [Cell("  "), Cell(bar(_cpu_percent(used.rank) / full_percent, width - 2))],
+        draw=lambda used, width: [Cell("  "), Cell(bar(cpu_percent(used.rank) / full_percent, width - 2))],
         grow=(BAR_MAX_COLUMNS + 2,),
     )  # fmt: skip
     has_cores = any(_cores(row.state) for row in run_view.rows)
@@ -130,10 +129,6 @@ def _read(text: Callable[[_Used], str]) -> Callable[[_Used], Cell]:
     return lambda used: Cell(text(used), Level.PLAIN if used.rank.beat else Level.DIM)
 
 
-def _cpu_percent(rank: RankState) -> float:
-    return min(rank.beat.cpu_percent, MAX_CPU_PERCENT) if rank.beat else 0.0
-
-
 def _cores(rank: RankState) -> int:
     return min(rank.hello.cores, MAX_CORES) if rank.hello else 0
 
@@ -152,7 +147,7 @@ def _size(count_bytes: int) -> str:
 
 PROCESS: Final = (
     Column[_Used]("  RANK", 10, read=lambda used: Cell(f"  {used.rank.rank}", Level.STRONG), right=False),
-    Column("CPU", 8, read=_read(lambda used: f"{_cpu_percent(used.rank):.0f} %" if used.rank.beat else UNPROVEN)),
+    Column("CPU", 8, read=_read(lambda used: f"{cpu_percent(used.rank):.0f} %" if used.rank.beat else UNPROVEN)),
 )
 BAR_KEEP: Final = 5
 GAUGES: Final = (

@@ -23,6 +23,8 @@ LONG_IN_SYNC_NS: Final = 1_000_000_000
 """A rank that has been in communication for longer than this, in ns, is waiting, whatever its steps were like."""
 WORTH_SAYING_PERCENT: Final = 10.0
 """Less waiting than this, in percent of the time, is not shown beside the utilization."""
+MAX_CPU_PERCENT: Final = 99_999.0
+"""Larger values, which no process reaches, are shown as this so that they fit their column."""
 _SYNC: Final = PHASES.index("sync")
 
 ItemT = TypeVar("ItemT")
@@ -55,6 +57,11 @@ def by_host(items: Iterable[ItemT], row_of: Callable[[ItemT], Row]) -> dict[str,
     for item in items:
         hosts.setdefault(row_of(item).state.host, []).append(item)
     return hosts
+
+
+def cpu_percent(rank: RankState) -> float:
+    """CPU use of a rank's process, in percent of a core."""
+    return min(rank.beat.cpu_percent, MAX_CPU_PERCENT) if rank.beat else 0.0
 
 
 def stale_s(rank: RankState) -> float | None:

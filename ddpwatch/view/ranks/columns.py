@@ -10,7 +10,7 @@ from ddpwatch.core.state.rank import frozen_rank
 from ddpwatch.core.units import UNPROVEN, ms, percent, size
 from ddpwatch.view.cells import Cell, Level
 from ddpwatch.view.columns import ALWAYS, Column, sort_keys
-from ddpwatch.view.gpus.usage import WORTH_SAYING_PERCENT, rank_memory, rank_util, rank_waiting, stale_s
+from ddpwatch.view.gpus.usage import WORTH_SAYING_PERCENT, cpu_percent, rank_memory, rank_util, rank_waiting, stale_s
 from ddpwatch.wire import PHASES
 
 if TYPE_CHECKING:
@@ -132,7 +132,7 @@ def _self(row: Row) -> Cell:
 
 def _cpu(row: Row) -> Cell:
     beat = _beat(row)
-    return Cell(f"{min(beat.cpu_percent, 99_999):.0f}" if beat else UNPROVEN, _dim_unless(beat))
+    return Cell(f"{cpu_percent(row.state):.0f}" if beat else UNPROVEN, _dim_unless(beat))
 
 
 def _rss(row: Row) -> Cell:

@@ -10,7 +10,7 @@ from ddpwatch.core.units import UNPROVEN, count, duration, percent, plural, size
 from ddpwatch.view.cells import Cell, Level
 from ddpwatch.view.gpus.detail import absences, gpu_facts
 from ddpwatch.view.gpus.host_usage import cpu_share, memory_change
-from ddpwatch.view.gpus.usage import stale_s
+from ddpwatch.view.gpus.usage import cpu_percent, stale_s
 from ddpwatch.view.layout import facts, heading, paragraph
 from ddpwatch.wire import PHASES
 
@@ -36,7 +36,6 @@ COMMS: Final = {
     "buckets": "buckets: each one timed",
     "hook": "through the script's own hook",
 }
-_MAX_CPU_PERCENT: Final = 99_999
 
 
 def rank_facts(run_view: RunView, row: Row, columns: int) -> list[Line]:
@@ -69,7 +68,7 @@ def _process(run_view: RunView, row: Row) -> list[tuple[str, str]]:
         return [("heard", f"{received}; {why}" if (why := why_no_heartbeat(rank)) else received)]
     change, share = memory_change(rank), cpu_share(rank)
     pairs = [
-        ("CPU", f"{min(beat.cpu_percent, _MAX_CPU_PERCENT):.0f} %" + (f", {share}" if share else "")),
+        ("CPU", f"{cpu_percent(rank):.0f} %" + (f", {share}" if share else "")),
         ("RSS", (size(beat.rss_bytes) if beat.rss_bytes else UNPROVEN) + (f", {change}" if change else "")),
     ]
     if (waited := rank.cpu_starvation.lately) is not None and waited >= _WORTH_SAYING:
