@@ -47,7 +47,7 @@ async def _cost_s(ranks: int) -> tuple[float, float]:
         for turn in range(ROUNDS):
             began_s = time.thread_time()
             app._at = app.feed.timeline.newest - turn % 7
-            run_view = app.feed.run_view(at=app._at, paused=True, anyway=True)
+            run_view = app.feed.run_view(at=app._at, paused=True, force=True)
             looked_s = time.thread_time()
             app.run_view = run_view
             app._paint()
@@ -88,7 +88,7 @@ def growth() -> None:
             if follower.idle:
                 break
         if follower.answered:
-            feed.run_view(at=None, paused=False, anyway=True)
+            feed.run_view(at=None, paused=False, force=True)
         if second == WARM_S:
             gc.collect()
             warm_bytes = process.memory_info().rss

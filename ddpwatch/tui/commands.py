@@ -1,7 +1,4 @@
-"""What the command palette offers, and what leaves the dashboard: a copied alert, a picture of the screen.
-
-A screen as a picture that shows the same everywhere and calls nobody.
-"""
+"""The command palette, and what leaves the dashboard: a copied alert, and the screen as an SVG file."""
 
 from __future__ import annotations
 
@@ -29,32 +26,23 @@ FONT: Final = "DejaVu Sans Mono, Menlo, Consolas"
 
 
 def screen_svg(app: App[None], title: str) -> str:
-    """What the app shows, as SVG."""
+    """The screen as SVG."""
     return clean_svg(app.export_screenshot(title=title))
 
 
 def clean_svg(svg: str) -> str:
-    """The same without fonts from the network: a picture must not call anybody."""
+    """Remove the fonts that the SVG would load from the network."""
     svg = re.sub(r"<!--.*?-->", "", svg, flags=re.DOTALL)
     svg = re.sub(r"@font-face \{.*?\}", "", svg, flags=re.DOTALL)
     return svg.replace("Fira Code", FONT)
 
 
-def save_svg(app: App[None], title: str, folder: Path) -> Path:
-    """Write it under a name of its own; never over something that is there."""
-    moment = datetime.now(tz=timezone.utc).astimezone()
-    path = folder / f"ddpwatch-{moment:%Y%m%d-%H%M%S-%f}.svg"
-    with path.open("x", encoding="utf-8") as file:
-        file.write(screen_svg(app, title))
-    return path
-
-
 KEPT: Final = frozenset({"Theme", "Quit"})
-"""Of what Textual offers."""
+"""Commands of Textual that are offered too."""
 
 
 def commands(app: Dashboard, offered: Iterable[SystemCommand]) -> Iterator[SystemCommand]:
-    """Our own, with what they do, and some of those that Textual offers."""
+    """Commands of the dashboard, and some of Textual."""
     for name, title in TABS:
         yield SystemCommand(f"Go to {title}", f"The screen {title}", lambda name=name: app.action_show(name))
     yield SystemCommand("Pause", "Stand still while the run goes on", app.action_pause)
@@ -69,7 +57,7 @@ def commands(app: Dashboard, offered: Iterable[SystemCommand]) -> Iterator[Syste
 
 
 def copy_alert(app: Dashboard, alert: Alert | None) -> None:
-    """Put an alert on the clipboard, as text; without one, do nothing."""
+    """Copy an alert to the clipboard as text."""
     if alert is None:
         return
     app.copy_to_clipboard(alert_text(alert, zone=local_zone()))
@@ -77,15 +65,19 @@ def copy_alert(app: Dashboard, alert: Alert | None) -> None:
 
 
 def export_screen(app: Dashboard, folder: Path | None) -> None:
-    """Write what is on the screen into a folder, or the one that this was started in, and say how that went."""
-    # What was said of the last one would be in the picture.
+    """Write the screen into a folder, by default the current one, and notify the user."""
+    # A notification would be in the file.
     app.clear_notifications()
     app.call_after_refresh(_export, app, folder)
 
 
 def _export(app: Dashboard, folder: Path | None) -> None:
+    moment = datetime.now(tz=timezone.utc).astimezone()
     try:
-        path = save_svg(app, "ddpwatch", Path.cwd() if folder is None else folder)
+        path = (folder or Path.cwd()) / f"ddpwatch-{moment:%Y%m%d-%H%M%S-%f}.svg"
+        # Never over an existing file.
+        with path.open("x", encoding="utf-8") as file:
+            file.write(screen_svg(app, "ddpwatch"))
     except OSError as error:
         where = "the current directory" if folder is None else folder
         app.notify(f"Cannot write into {where}: {error.strerror}", severity="error", markup=False)

@@ -1,4 +1,4 @@
-"""Where the dashboard's data comes from: finds a run, follows it, and finds the next one when the job restarts."""
+"""The data of the dashboard: finds a run, follows it, and finds the next one when the job restarts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Final
 
 from ddpwatch.core.limits import WindowLimits
 from ddpwatch.core.metrics.timeline import Timeline
-from ddpwatch.core.state.sanitize import NAME_CHARS, sanitize
 from ddpwatch.core.units import plural
 from ddpwatch.errors import DdpwatchError
 from ddpwatch.session.follow import RunFollower
@@ -25,32 +24,32 @@ if TYPE_CHECKING:
     from ddpwatch.rundir import RunFile
     from ddpwatch.view.run_view import RunView
 
-LOOK_S: Final = 1.0
-"""How often it is looked for a run while none is followed."""
+SEARCH_S: Final = 1.0
+"""Seconds between two searches for a run while none is followed."""
 DRAIN_S: Final = 0.004
-"""Longest time that is spent on frames before it is seen to something else."""
+"""Longest time in seconds spent on frames in one `advance`."""
 HISTORY_S: Final = 0.5
-"""The same, as long as there is nothing to look at yet."""
-LOOK_SHARE: Final = 0.05
-"""Part of the time that may go into walking all ranks for a picture: with thousands of them it is done less often …"""
-MAX_LOOK_S: Final = 2.0
-"""… but never longer apart than this."""
+"""The same until there is something to show."""
+WALK_SHARE: Final = 0.05
+"""Largest fraction of the time spent on run views that walk all ranks: with thousands of ranks they are rarer."""
+MAX_WALK_S: Final = 2.0
+"""Longest time in seconds between two such run views."""
 REFRESH_S: Final = 0.23
-"""Between two walks the picture is refreshed so often …"""
-MIN_LOOK_S: Final = 0.15
-"""… and no two pictures are closer than anybody could see."""
+"""Seconds between run views that keep the rows of the one before."""
+MIN_VIEW_S: Final = 0.15
+"""Shortest time in seconds between two run views: nobody could see more of them."""
 RESTART_SLACK_S: Final = 30.0
-"""A job may be started again so long before it is seen that it has ended."""
+"""A restarted job may begin this many seconds before the end of the old run is noticed."""
 _NUMBERS: Final = re.compile(r"[\W_]*\d[\W\d_]*")
 SILENCE_S: Final = 1.0
-"""So often there is a picture even if nothing comes."""
+"""Seconds between run views while nothing is received."""
 
 
 class Feed:
-    """One run at a time. Used by one thread at a time."""
+    """Follows one run at a time. Used by one thread at a time."""
 
     replayed = False
-    """Whether what is shown was recorded."""
+    """Whether the run comes from a recording."""
 
     def __init__(
         self,
@@ -64,40 +63,39 @@ class Feed:
         recorder: Recorder | None = None,
         baseline: Profile | None = None,
     ) -> None:
-        """Follow `follows`, or `run`, or the only run there is; where there are several, offer `choices`. No other run
-        is ever meant where `find` is None.
-
-        What comes is kept by `recorder`, which the caller closes afterwards.
+        """Follow `follows`, or `run`, or the only run that `find` returns; if it returns several, offer `choices`.
+        Without `find` there is never another run. The caller closes the `recorder`.
         """
         self.limits = limits
         self.run = run
         self.simulated = simulated
         self.baseline = baseline
-        """What scaling is told against."""
+        """The run of one process that scaling is compared with."""
         self.logs = tuple(logs)
-        """Patterns of the log files that are watched beside the run."""
+        """Glob patterns of watched log files."""
         self.recorder = recorder
         self.choices: list[RunFile] = []
-        """Runs to choose from; empty = none is live, or one is followed and no other is asked for."""
+        """Runs to choose from; empty = none is live, or one is followed and the user wants no other."""
         self.choosing = False
-        """Whether another run is asked for. The one that is followed is until then, so that there is a way back."""
-        self.trouble = ""
-        """Why runs cannot be looked for, in words."""
+        """Whether the user wants another run. Until one is chosen, the current run is still followed."""
+        self.search_error = ""
+        """Why the search for runs failed."""
         self.follows = follows
         self.timeline = Timeline()
         self.ended = False
         self.more = False
-        """Whether `advance` left something that could be taken in at once."""
+        """Whether `advance` ran out of time with frames left."""
         self.restarts = 0
         self.newer: tuple[RunFile, ...] = ()
-        """After the end: runs that have started since, and may be what is wanted."""
+        """After the end: runs that have started since."""
         self._find = find
         self._ended_unix_s = 0.0
-        self._look_due_s = 0.0
+        self._search_due_s = 0.0
         self._run_view_due_s = self._walk_due_s = 0.0
         self._run_views: deque[RunView] = deque(maxlen=2)
-        self._looked_s = 0.0
-        self._unseen = False
+        self._viewed_s = 0.0
+        self._changed = False
+        """Whether something was received since the last run view."""
         self._between: Callable[[], None] = _nothing
         if run is not None:
             self.attach(run)
@@ -109,22 +107,22 @@ class Feed:
 
     @property
     def name(self) -> str:
-        """Of the run that is followed; empty = none is."""
+        """Name of the run; empty = none is followed."""
         return self.follows.monitor.state.name or self.follows.monitor.state.run_id if self.follows is not None else ""
 
     @property
     def evaluated(self) -> bool:
-        """Whether all that has come so far was judged."""
+        """Whether the rules have evaluated everything received so far."""
         return self.follows is not None and self.follows.monitor.caught_up and not self.follows.monitor.behind
 
     @property
     def opening(self) -> str:
-        """What is said until there is something to draw; empty = no run is followed."""
-        return f"Attaching to {sanitize(self.name, NAME_CHARS)} …" if self.name and not self.choosing else ""
+        """Text to show until there is something to draw; empty = no run is followed."""
+        return f"Attaching to {self.name} …" if self.name and not self.choosing else ""
 
     @property
     def not_recorded(self) -> str:
-        """Why something is missing in the recording that is made, in words; empty = nothing is, or none is made."""
+        """What is missing in the recording being written; empty = nothing, or none is written."""
         recorder = self.recorder
         if recorder is None:
             return ""
@@ -134,11 +132,11 @@ class Feed:
 
     @property
     def choosable(self) -> bool:
-        """Whether another run can be chosen. What is recorded stays one job."""
+        """Whether another run can be chosen. A recording stays with one job."""
         return self._find is not None and not (self.simulated or self.replayed or self.recorder is not None)
 
     def choose(self) -> bool:
-        """Offer the runs there are, or go to the only one that is left; whether there is another one."""
+        """Offer the live runs, or switch to the only other one; whether there is another one."""
         try:
             runs = self._find() if self._find is not None and self.choosable else []
         except DdpwatchError:
@@ -149,22 +147,22 @@ class Feed:
             self.choosing, self.choices = True, runs
         else:
             self.close()
-            self.run, self.ended, self.newer, self._look_due_s = None, False, (), 0.0
+            self.run, self.ended, self.newer, self._search_due_s = None, False, (), 0.0
         return True
 
     def stay(self) -> None:
-        """Go back to the run that is followed."""
-        self.choosing, self.choices, self._unseen = False, [], True
+        """Go back to the current run."""
+        self.choosing, self.choices, self._changed = False, [], True
 
     def pick(self, run: RunFile) -> None:
-        """Follow one of those that are offered; the one that is followed goes on."""
+        """Follow one of the choices; go back if it is the current run."""
         if self.choosing and not self.ended and self.run is not None and run.id == self.run.id:
             self.stay()
         else:
             self.attach(run)
 
     def attach(self, run: RunFile) -> None:
-        """Follow this run from now on."""
+        """Follow a run."""
         self.close()
         self.choosing = False
         self.run, self.choices, self.ended, self.newer = run, [], False, ()
@@ -173,47 +171,47 @@ class Feed:
         self._run_view_due_s = self._walk_due_s = 0.0
 
     def between_rules(self, between: Callable[[], None]) -> None:
-        """Call this now and then while a large run is judged, or a picture of it is worked out for nobody who waits."""
+        """Call this now and then while rules run, or while a run view is computed that no key waits for."""
         self._between = between
         if self.follows is not None:
             self.follows.monitor.between_rules(between)
 
     def advance(self) -> bool:
-        """Take in what has come; whether anything may look different now."""
+        """Process what has been received; whether anything may look different."""
         if self.follows is None or self.ended:
-            return self._look_for_runs()
+            return self._search()
         came = self._drain(self.follows)
-        return (self.choosing and self._look_for_runs()) or came
+        return (self.choosing and self._search()) or came
 
-    def run_view(self, *, at: int | None, paused: bool, anyway: bool = False) -> RunView | None:
-        """The run as it is to be drawn; None = the last picture still does."""
+    def run_view(self, *, at: int | None, paused: bool, force: bool = False) -> RunView | None:
+        """The run as it is to be drawn; None = the last run view still holds."""
         now_s = time.monotonic()
-        # Silence is news, too: without a word from anybody the ranks become silent, one after another.
-        due = (self._unseen and now_s >= self._run_view_due_s) or (
-            not self.ended and now_s >= self._looked_s + SILENCE_S
+        # Also while nothing is received: ranks without a heartbeat become silent one after another.
+        due = (self._changed and now_s >= self._run_view_due_s) or (
+            not self.ended and now_s >= self._viewed_s + SILENCE_S
         )
-        if self.follows is None or not (anyway or due):
+        if self.follows is None or not (force or due):
             return None
-        self._looked_s = now_s
-        # On average as far apart as that: it is looked only now and then whether it is time.
-        self._run_view_due_s = max(self._run_view_due_s + REFRESH_S, now_s + MIN_LOOK_S)
-        if at is None and not anyway and now_s < self._walk_due_s and (fresh := self._refreshed(self.follows)):
-            self._unseen = False
+        self._viewed_s = now_s
+        # Counted from when the last one was due, not made: calls are rare, and would add their delay each time.
+        self._run_view_due_s = max(self._run_view_due_s + REFRESH_S, now_s + MIN_VIEW_S)
+        if at is None and not force and now_s < self._walk_due_s and (fresh := self._refreshed(self.follows)):
+            self._changed = False
             return fresh
         if self.ended or self.replayed:
             self.follows.monitor.evaluate_now()
-            self._tell_recorder(self.follows)
+            self._record_alerts(self.follows)
         state = self.follows.monitor.state
         if self.timeline.ranks != tuple(state.ranks):
-            # The last picture may be drawn from the old one yet.
+            # The last run view may still be drawn from the old timeline.
             self.timeline = Timeline()
         self.timeline.follow(state)
-        # Our own time and not the clock's: on a busy machine pictures would become rare for nothing.
+        # CPU time and not wall time: on a busy machine run views would become rare for nothing.
         began_s = time.thread_time()
         if at is not None:
-            # The step that is looked at may have left the history meanwhile.
+            # The step may have left the history meanwhile.
             at = max(at, self.oldest)
-        worked_out = run_view(
+        computed = run_view(
             self.follows.monitor,
             self.timeline,
             at=at,
@@ -221,70 +219,68 @@ class Feed:
             simulated=self.simulated,
             replayed=self.replayed,
             baseline=self.baseline,
-            between=_nothing if anyway else self._between,
+            between=_nothing if force else self._between,
         )
-        # The one before is still drawn. Who lets go of it last takes it apart, which takes a while with thousands of
-        # ranks: that shall not be who draws.
-        self._run_views.append(worked_out)
-        self._unseen = False
+        # Keeps the run view before this one alive. Freeing one takes a while with thousands of ranks, and must not
+        # happen in the thread that draws.
+        self._run_views.append(computed)
+        self._changed = False
         took_s = time.thread_time() - began_s
-        self._walk_due_s = time.monotonic() + min(max(took_s / LOOK_SHARE, MIN_LOOK_S), MAX_LOOK_S)
+        self._walk_due_s = time.monotonic() + min(max(took_s / WALK_SHARE, MIN_VIEW_S), MAX_WALK_S)
         if self.replayed or self._walk_due_s < self._run_view_due_s:
             self._run_view_due_s = self._walk_due_s
-        return worked_out
+        return computed
 
     def _refreshed(self, follows: RunFollower) -> RunView | None:
-        """The last picture as it is now; None = there is none of this run, or all ranks have to be walked anyway."""
+        """The last run view with current totals and alerts; None = all ranks have to be walked."""
         before = self._run_views[-1] if self._run_views else None
         if before is None or before.at is not None or self.ended or self.replayed:
             return None
-        return (
-            refreshed_view(before) if before.monitor is follows.monitor and before.timeline is self.timeline else None
-        )
+        same_run = before.monitor is follows.monitor and before.timeline is self.timeline
+        return refreshed_view(before) if same_run else None
 
     @property
     def oldest(self) -> int:
-        """How far back one can look: to the first step before which there are enough for figures."""
+        """The oldest step that can be shown: the first one with enough steps before it for figures."""
         kept = 0
         if self.follows is not None:
             state = self.follows.monitor.state
-            # Who is ahead of the others has let go of what they still have.
+            # A rank ahead of the others has dropped steps that they still have.
             kept = max((rank.steps.newest for rank in state.ranks.values()), default=-1) + 1 - state.kept_steps
         return min(max(self.timeline.oldest, kept) + WindowLimits.MIN_STEPS, self.timeline.newest)
 
     def want_buckets(self, wanted: bool) -> None:
-        """Ask the ranks for the timing of their gradient buckets, or no longer."""
+        """Subscribe to the timing of gradient buckets, or unsubscribe."""
         if self.follows is not None:
             self.follows.want_buckets(wanted)
 
     def request_stacks(self, ranks: frozenset[int]) -> None:
-        """Ask these ranks what their threads are doing."""
+        """Ask these ranks for the stacks of their threads."""
         if self.follows is not None:
             self.follows.request_stacks(ranks)
 
     def close(self) -> None:
-        """Let go of the run."""
+        """Stop following the run."""
         if self.follows is not None:
-            self._tell_recorder(self.follows)
+            self._record_alerts(self.follows)
             self.follows.close()
             self.follows = None
 
     def _drain(self, follows: RunFollower) -> bool:
         came = self.take_in(follows)
         if follows.answered and not self.more and follows.ended:
-            self.ended = self._unseen = came = True
+            self.ended = self._changed = came = True
             self._ended_unix_s = time.time()
             follows.read_last_logs()
-        self._tell_recorder(follows)
+        self._record_alerts(follows)
         return came
 
-    def _tell_recorder(self, follows: RunFollower) -> None:
-        """Alerts are kept with the frames."""
+    def _record_alerts(self, follows: RunFollower) -> None:
         if self.recorder is not None:
             follows.drain()
 
     def take_in(self, follows: RunFollower) -> bool:
-        """What is there, for a while; whether anything was."""
+        """Process frames for a limited time; whether there were any."""
         waiting = not follows.answered
         until_s = time.monotonic() + (HISTORY_S if waiting else DRAIN_S)
         came, self.more = False, True
@@ -295,21 +291,22 @@ class Feed:
                 break
             came = True
             if waiting and follows.answered:
-                # The first look comes before judging what has been.
+                # Show the run before the rules evaluate its history.
                 break
-        self._unseen |= came
+        self._changed |= came
         return came
 
-    def _look_for_runs(self) -> bool:
+    def _search(self) -> bool:
+        """Search for runs when it is time; whether that changes what is shown."""
         now_s = time.monotonic()
-        if now_s < self._look_due_s or self.simulated or self._find is None:
+        if now_s < self._search_due_s or self.simulated or self._find is None:
             return False
-        self._look_due_s = now_s + LOOK_S
-        before, trouble = self.choices, self.trouble
+        self._search_due_s = now_s + SEARCH_S
+        before, error_before = self.choices, self.search_error
         try:
-            runs, self.trouble = self._find(), ""
+            runs, self.search_error = self._find(), ""
         except DdpwatchError as error:
-            runs, self.trouble = [], str(error)
+            runs, self.search_error = [], str(error)
         if self.choosing and all(self.run is not None and run.id == self.run.id for run in runs):
             self.stay()  # the others have gone meanwhile
             return True
@@ -319,10 +316,10 @@ class Feed:
             self.attach(runs[0])
             return True
         self.choices = runs
-        return [run.id for run in before] != [run.id for run in runs] or trouble != self.trouble
+        return [run.id for run in before] != [run.id for run in runs] or error_before != self.search_error
 
     def _follow_restart(self, runs: list[RunFile]) -> bool:
-        """After the end: the same job again is the one that is meant."""
+        """After the end: follow a run of the same job; whether anything changes."""
         ended = self.run
         others = [run for run in runs if ended is not None and run.id != ended.id]
         since = [run for run in others if run.started_unix_s >= self._ended_unix_s - RESTART_SLACK_S]
@@ -337,12 +334,12 @@ class Feed:
 
 
 def _nothing() -> None:
-    """Nobody is in a hurry."""
+    """The callback of a run view that a key waits for."""
 
 
 def _alike(name: str, other: str) -> bool:
-    """Whether two names differ in their numbers only, as where the date or the seed is in them. Names are all there is
-    to go by: a launcher may give the same number to jobs that have nothing to do with each other.
+    """Whether two names differ only in numbers, such as a date or a seed. There is nothing else to go by: launchers
+    give the same job number to unrelated jobs.
     """
     stem = _NUMBERS.sub("#", name).strip("#")
     return bool(stem) and stem == _NUMBERS.sub("#", other).strip("#")

@@ -1,4 +1,4 @@
-"""The help: every key and every number, in a sentence each."""
+"""The help screen: every key and every number, in a sentence each."""
 
 from __future__ import annotations
 
@@ -16,14 +16,13 @@ if TYPE_CHECKING:
 
 
 class Help(ModalScreen[None]):
-    """Lies over the screen until a key closes it."""
+    """A page over the screen until a key closes it; `replayed` = with the keys of a replay."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape,question_mark,h,q,enter", "close", "close", show=False),
     ]
 
     def __init__(self, *, replayed: bool = False) -> None:
-        """With the keys of a replay, or without."""
         super().__init__()
         self._replayed = replayed
 
@@ -35,9 +34,9 @@ class Help(ModalScreen[None]):
         yield page
 
     def on_mount(self) -> None:
-        """Let the keys scroll it."""
+        """Focus the page."""
         self.query_one(Plain).focus()
 
     def action_close(self) -> None:
-        """Go back."""
+        """Close the page."""
         self.dismiss()

@@ -1,4 +1,4 @@
-"""Every key of the dashboard: what it does, in a word for the last line and in a sentence for the help."""
+"""The keys of the dashboard: bindings, a word for the last line, and a sentence for the help."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ TABS: Final = (
     ("alerts", "alerts"),
     ("logs", "logs"),
 )
-"""Name and title of the screens, in the order of their numbers."""
+"""Names and titles of the screens, in the order of their number keys."""
 SUMMARY: Final = "summary"
 LONG_SCRUB_STEPS: Final = 20
 BINDINGS: Final = (
@@ -39,20 +39,20 @@ BINDINGS: Final = (
     Binding("q", "quit", "quit"),
     Binding("ctrl+c", "interrupt", "quit", show=False, priority=True),
 )
-"""What they do everywhere; a widget that has the keys may have more."""
+"""Keys of all screens; a focused widget may have more."""
 
 
 class Key(NamedTuple):
-    """One key, or several that belong together."""
+    """One key, or several that belong together, as shown to the user."""
 
     shown: str
     word: str
-    """For the last line; empty = it is not told there."""
+    """For the last line; empty = not shown there."""
     action: str
-    """What a click on it does."""
+    """Action of a click on it."""
     sentence: str
     screens: tuple[str, ...] = ()
-    """Where it works; empty = everywhere."""
+    """Screens on which it works; empty = all."""
 
 
 _TABLES: Final = ("overview", "ranks")
@@ -87,7 +87,7 @@ REPLAY_KEYS: Final = (
     Key("g", "go to", "go_to", "go to a time: 03:41, 03:41:20, a date and a time, +90s from the beginning, 50%"),
     Key("home end", "", "seek_part(0)", "go to the first step or alert of the recording, or to its end"),
 )
-"""What a replay has in place of the keys for a live run."""
+"""Keys of a replay, in place of those in `_NOT_IN_REPLAY`."""
 _NOT_IN_REPLAY: Final = frozenset({"space", "l", "← →", "r"})
 REPLAY_BINDINGS: Final = (
     Binding("full_stop", "step(1)", "a step on"),
@@ -100,7 +100,7 @@ REPLAY_BINDINGS: Final = (
     Binding("left_curly_bracket", "jump(-300)", "5 min back"),
     Binding("plus,equals_sign", "faster(1)", "faster"),
     Binding("minus", "faster(-1)", "slower"),
-    # Before the lists, which have these keys in a live run.
+    # With priority over the lists, which use these keys in a live run.
     Binding("g", "go_to", "go to a time", priority=True),
     Binding("home", "edge(0)", "beginning", priority=True),
     Binding("end", "edge(1)", "end", priority=True),
@@ -116,24 +116,23 @@ def keys_of(
     ended: bool = False,
     runs: bool = True,
 ) -> list[tuple[str, str, str]]:
-    """Those that the last line tells on a screen: key, word, action. While it stands still, first how to go on. With
-    `gpus` the screen of devices is a table of them; `runs` = another one can be chosen.
+    """Keys for the last line of a screen: key, word, action; while paused, how to resume comes first. With `gpus` the
+    screen of devices is a table; `runs` = another run can be chosen.
     """
     screen = "gpus" if gpus and screen == "devices" else screen
     if replayed:
-        first = [key for key in KEYS if key.shown not in _NOT_IN_REPLAY]
-        return [
-            (key.shown, key.word, key.action) for key in (*REPLAY_KEYS, *first) if key.word and _works_on(key, screen)
-        ]
-    # Live, there is no way back to now; and when nothing goes on, there is nothing to hold up.
-    left_out = {"l"} | ({"space"} if ended else set()) | (set() if runs else {"r"})
-    left_out |= {"← →"} if screen == SUMMARY else set()
+        left_out = set(_NOT_IN_REPLAY)
+    else:
+        # Live, there is nothing to go back to; after the end there is nothing to pause.
+        left_out = {"l"} | ({"space"} if ended else set()) | (set() if runs else {"r"})
+        left_out |= {"← →"} if screen == SUMMARY else set()
+    known = [key for key in KEYS if key.shown not in left_out]
     listed = [
         (key.shown, key.word, key.action)
-        for key in KEYS
-        if key.word and key.shown not in left_out and _works_on(key, screen)
+        for key in (*(REPLAY_KEYS if replayed else ()), *known)
+        if key.word and (not key.screens or screen in key.screens)
     ]
-    if not paused:
+    if replayed or not paused:
         return listed
     if ended:
         return [("l", "the end", "live"), *listed]
@@ -141,10 +140,6 @@ def keys_of(
 
 
 def all_keys(*, replayed: bool = False) -> list[tuple[str, str]]:
-    """Key and sentence, for the help."""
+    """Keys and sentences for the help."""
     kept = [key for key in KEYS if not replayed or key.shown not in _NOT_IN_REPLAY - {"← →"}]
     return [(key.shown, key.sentence) for key in (*(REPLAY_KEYS if replayed else ()), *kept)]
-
-
-def _works_on(key: Key, screen: str) -> bool:
-    return not key.screens or screen in key.screens

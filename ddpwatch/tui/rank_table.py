@@ -1,17 +1,17 @@
-"""The rank table as a widget: virtual, so that a repaint costs as much for eight thousand ranks as for eight."""
+"""The rank table as a virtual widget: a repaint costs as much for eight thousand ranks as for eight."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from textual.binding import Binding, BindingType
-from textual.geometry import Region, Size
+from textual.geometry import Region, Size, clamp
 from textual.message import Message
-from textual.scroll_view import ScrollView
 
-from ddpwatch.tui.widgets import SCROLLBAR_COLUMNS, Strips
+from ddpwatch.tui.widgets import SCROLLBAR_COLUMNS, Canvas, cursor_keys
 from ddpwatch.view.cells import Cell, Level
-from ddpwatch.view.ranks.table import Ordering, arrange, heading, plan, rank_line
+from ddpwatch.view.columns import Ordering
+from ddpwatch.view.ranks.table import arrange, rank_layout
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,69 +20,55 @@ if TYPE_CHECKING:
     from textual.strip import Strip
 
     from ddpwatch.view.cells import Line
+    from ddpwatch.view.columns import Layout
     from ddpwatch.view.ranks.columns import Row
-    from ddpwatch.view.ranks.table import Plan
     from ddpwatch.view.run_view import RunView
 
 HEADING_ROWS: Final = 1
 GUTTER_COLUMNS: Final = 1
 
 
-class RankTable(ScrollView, can_focus=True, inherit_bindings=False):
-    """One row a rank, with a cursor that stays on its rank when the order changes."""
+class RankTable(Canvas, can_focus=True, inherit_bindings=False):
+    """One row per rank, with a cursor that stays on its rank when the order changes."""
 
-    ALLOW_SELECT = False
     COMPONENT_CLASSES: ClassVar[set[str]] = {"ranktable--cursor"}
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("up,k", "move(-1)", "up", show=False),
-        Binding("down,j", "move(1)", "down", show=False),
-        Binding("pageup", "page(-1)", "page up", show=False),
-        Binding("pagedown", "page(1)", "page down", show=False),
-        Binding("home,g", "edge(0)", "first", show=False),
-        Binding("end,G", "edge(-1)", "last", show=False),
+        *cursor_keys("move(-1)", "move(1)", "page(-1)", "page(1)", "edge(0)", "edge(-1)"),
         Binding("enter", "open", "the rank's page", show=False),
     ]
 
     class Opened(Message):
-        """Somebody wants to see a rank's own page."""
+        """Asks for a rank's own page."""
 
         def __init__(self, rank: int) -> None:
-            """Which one."""
             super().__init__()
             self.rank = rank
 
     def __init__(self, **settings: Any) -> None:
-        """Begin with no ranks."""
         super().__init__(**settings)
         self.cursor_rank: int | None = None
         self.ordering = Ordering()
-        self._run_view: RunView | None = None
         self._rows: Sequence[Row] = ()
-        self._plan: Plan | None = None
+        self._fitted: Layout[Row] | None = None
         self._reveals = False
-        """Whether the cursor is to be brought into sight with the next picture."""
+        """Whether the next drawing scrolls to the cursor."""
         self._hangs = False
         """Whether the first row is one that the others wait for."""
         self._painted: dict[int, Line] = {}
         """By line of the screen, what was drawn last."""
-        self._strips = Strips(self)
-        self._drawn_for: Size | None = None
-        """The size that the picture was laid out for; None = it was not yet."""
 
     @property
     def titles(self) -> tuple[str, ...]:
-        """The columns that are shown, and can be sorted by."""
-        return tuple(self._plan.titles) if self._plan else ()
+        """The columns that are shown and can be sorted by."""
+        return self._fitted.titles if self._fitted else ()
 
     def take_over(self, other: RankTable | None) -> None:
-        """Show the same as another table did: its order, and the cursor on its rank, in sight."""
-        if other is None or other is self:
-            return
-        self.ordering, self.cursor_rank = other.ordering, other.cursor_rank
-        self._reveals = True
+        """Take the order and the cursor of another table, and scroll to it."""
+        if other is not None and other is not self:
+            self.ordering, self.cursor_rank, self._reveals = other.ordering, other.cursor_rank, True
 
     def paint(self, run_view: RunView) -> None:
-        """Show the ranks of this picture."""
+        """Draw the ranks of a run view, and repaint the lines that changed."""
         self._run_view, self._drawn_for = run_view, None
         if not (self.size.width and self.size.height):
             return
@@ -91,8 +77,9 @@ class RankTable(ScrollView, can_focus=True, inherit_bindings=False):
         scrolls = len(self._rows) + HEADING_ROWS > self.size.height
         columns = self.size.width - GUTTER_COLUMNS - (SCROLLBAR_COLUMNS if scrolls else 0)
         totals = run_view.totals
-        self._plan = plan((), columns, show_host=totals.hosts > 1, steady=totals.extent)
-        if self._rows and (self.ordering.follow_worst or not any(map(self._has_cursor, self._rows))):
+        self._fitted = rank_layout((), columns, show_host=totals.hosts > 1, steady=totals.extent)
+        lost = bool(self._rows) and not any(map(self._has_cursor, self._rows))
+        if self._rows and (self.ordering.follow_worst or lost):
             self.cursor_rank = self._rows[0].state.rank
             self.scroll_to(y=0, animate=False, immediate=True)
         hangs = bool(self._rows) and self._rows[0].waited_for
@@ -113,36 +100,21 @@ class RankTable(ScrollView, can_focus=True, inherit_bindings=False):
         line = self._painted.get(y)
         if line is None:
             line = self._painted[y] = self._line(y)
-        chosen = self.has_focus and self._is_cursor(y)
-        return self._strips.strip(y, line, component="ranktable--cursor" if chosen else "")
+        row = self._row_at(y)
+        focused = self.has_focus and row is not None and self._has_cursor(row)
+        return self._strip(y, line, component="ranktable--cursor" if focused else "")
 
-    def notify_style_update(self) -> None:
-        """Another style is another drawing."""
-        super().notify_style_update()
-        self._strips.clear()
-
-    def on_resize(self, _event: events.Resize) -> None:
-        """Another size is another plan."""
-        self._paint_for_size()
-
-    def _size_updated(self, size: Size, virtual_size: Size, container_size: Size, layout: bool = True) -> bool:
-        """Draw between the layout and the frame that shows it, as `Painted` does."""
-        changed = super()._size_updated(size, virtual_size, container_size, layout)
-        self._paint_for_size()
-        return changed
-
-    def _paint_for_size(self) -> None:
-        if self._run_view is not None and self.size and self.size != self._drawn_for:
+    def _redraw(self) -> None:
+        if self._run_view is not None:
             self._painted.clear()
             self.paint(self._run_view)
-            self.refresh()
 
     def on_focus(self) -> None:
-        """The cursor becomes visible."""
+        """Highlight the cursor."""
         self.refresh()
 
     def on_blur(self) -> None:
-        """The cursor fades."""
+        """Stop highlighting the cursor."""
         self.refresh()
 
     def watch_scroll_y(self, old_value: float, new_value: float) -> None:
@@ -151,49 +123,46 @@ class RankTable(ScrollView, can_focus=True, inherit_bindings=False):
         self._painted.clear()
 
     def on_click(self, event: events.Click) -> None:
-        """A click chooses a rank, a second one opens it; the heading looks after itself."""
-        row = event.y - HEADING_ROWS + round(self.scroll_offset.y)
-        if event.y < HEADING_ROWS or not 0 <= row < len(self._rows):
-            return
-        rank = self._rows[row].state.rank
-        if event.chain > 1:
-            self.post_message(self.Opened(rank))
-        else:
-            self._go(row)
+        """A click moves the cursor to a rank, a second one opens it; titles have actions of their own."""
+        row = self._row_at(event.y)
+        if row is not None and event.chain > 1:
+            self.post_message(self.Opened(row.state.rank))
+        elif row is not None:
+            self._go(event.y - HEADING_ROWS + round(self.scroll_offset.y))
 
     def action_move(self, by: int) -> None:
-        """Go up or down."""
+        """Move the cursor up or down."""
         self._go(self._cursor_row() + by)
 
     def action_page(self, by: int) -> None:
-        """Go a page up or down."""
+        """Move the cursor by pages."""
         self._go(self._cursor_row() + by * max(1, self.size.height - HEADING_ROWS - 1))
 
     def action_edge(self, row: int) -> None:
-        """Go to the first or the last."""
+        """Move the cursor to the first or the last rank."""
         self._go(row if row >= 0 else len(self._rows) - 1)
 
     def action_open(self) -> None:
-        """Open the page of the rank under the cursor; of one that the other screen had, if this was not drawn yet."""
+        """Open the page of the rank under the cursor, which may come from another table if this was not drawn yet."""
         if (self._rows or self._drawn_for is None) and self.cursor_rank is not None:
             self.post_message(self.Opened(self.cursor_rank))
 
     def _go(self, row: int) -> None:
         if not self._rows:
             return
-        row = min(max(row, 0), len(self._rows) - 1)
+        row = clamp(row, 0, len(self._rows) - 1)
         self.ordering = self.ordering.unfollowed()
         self.cursor_rank = self._rows[row].state.rank
         self._show_row(row)
         self._repaint()
 
     def _show_row(self, row: int) -> None:
-        """Bring a row into sight."""
+        """Scroll to a row."""
         visible = self.size.height - HEADING_ROWS
         top = round(self.scroll_offset.y)
         wanted = row if row < top else max(top, row - visible + 1)
         if wanted != top:
-            # By force: a table that was never shown has no scrollbar yet.
+            # With force: a table that was never shown has no scrollbar yet.
             self.scroll_to(y=wanted, animate=False, immediate=True, force=True)
 
     def _cursor_row(self) -> int:
@@ -206,24 +175,18 @@ class RankTable(ScrollView, can_focus=True, inherit_bindings=False):
         row = y - HEADING_ROWS + round(self.scroll_offset.y)
         return self._rows[row] if y >= HEADING_ROWS and 0 <= row < len(self._rows) else None
 
-    def _is_cursor(self, y: int) -> bool:
-        row = self._row_at(y)
-        return row is not None and self._has_cursor(row)
-
     def _line(self, y: int) -> Line:
-        if self._plan is None:
+        if self._fitted is None:
             return []
         if y < HEADING_ROWS:
-            ordering = self.ordering
-            titles = heading(self._plan, ordering.marked, backwards=ordering.backwards)
+            titles = self._fitted.heading(self.ordering.marked, backwards=self.ordering.backwards)
             return [Cell(" " * GUTTER_COLUMNS), *titles]
         row = self._row_at(y)
         if row is None:
-            nobody = y == HEADING_ROWS and not self._rows and self.ordering.wanted
-            return [Cell("  no rank has these words; esc shows all", Level.WARN)] if nobody else []
-        # The mark says it where colours do not.
-        mark = Cell("▌" if self._is_cursor(y) else " ", Level.TITLE)
-        return [mark, *rank_line(self._plan, row)]
+            no_match = y == HEADING_ROWS and not self._rows and self.ordering.wanted
+            return [Cell("  no rank has these words; esc shows all", Level.WARN)] if no_match else []
+        # The mark shows the cursor without colors.
+        return [Cell("▌" if self._has_cursor(row) else " ", Level.TITLE), *self._fitted.line(row)]
 
     def _repaint(self) -> None:
         for y in range(self.size.height):

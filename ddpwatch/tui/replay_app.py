@@ -1,4 +1,4 @@
-"""The dashboard on a recording: the same screens, with a line that says where one is, and keys that go elsewhere."""
+"""The dashboard on a recording: the same screens, with a line that shows the position, and keys to seek."""
 
 from __future__ import annotations
 
@@ -25,49 +25,49 @@ if TYPE_CHECKING:
     from ddpwatch.view.run_view import RunView
 
 SPEEDS: Final = (0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0)
-SAID_S: Final = 2.5
+NOTICE_S: Final = 2.5
 AT_THE_END: Final = "Nothing was recorded after this."
 _TIME_KEYS: Final = frozenset({"go_to", "edge"})
-"""Actions of keys that a field to type in, or a page over the screen, has for itself."""
+"""Actions whose keys a field to type in, or a page over the screen, uses itself."""
 
 
 class ReplayDashboard(Dashboard):
-    """A recording, from wherever one wants to look at it."""
+    """Shows a recording at any moment."""
 
     BINDINGS: ClassVar[list[BindingType]] = list(REPLAY_BINDINGS)
-    # What is said must not hide where one is. The field lies over the last line: if it took one from the screens, they
-    # would have to be laid out anew, while somebody waits for where it leads.
+    # Notifications must not hide the position. The field lies over the last line: if it took a line from the screens,
+    # they would need a new layout while the user waits.
     CSS = "ToastRack { margin-bottom: 2; } Screen { layers: default over; } #goto { layer: over; }"
 
     def __init__(self, feed: ReplayFeed, *, theme: str = DEFAULT, export_to: Path | None = None) -> None:
-        """Show the recording. The feed is closed by whoever made it."""
+        """Show the recording; the caller closes the feed."""
         super().__init__(feed, theme=theme, export_to=export_to)
         self.recording = feed
         self._seek_request = 0
-        """Counts the moments that were wanted."""
+        """Number of the last request to seek."""
 
     def bars(self) -> Iterable[Widget]:
-        """Where one is, and a field to say where one wants to be."""
+        """The position, and a field to seek to another one."""
         yield Plain(self._bar, id="replay")
-        yield Field(self._moment_typed, asks=f"go to {EXAMPLES}", name="goto")
+        yield Field(self._moment_typed, placeholder=f"go to {EXAMPLES}", name="goto")
 
     def on_mount(self) -> None:
-        """Time passes on the line, whatever else is under way."""
+        """Start the clock of the position."""
         self.set_interval(TICK_S, self._repaint_bar)
         if self.recording.notice:
             self.notify(self.recording.notice, severity="warning", markup=False)
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """Whether an action can be taken now."""
+        """Whether an action is available."""
         if action in _TIME_KEYS and (len(self.screen_stack) > 1 or isinstance(self.focused, Field)):
             return False
         return super().check_action(action, parameters)
 
-    def say_restarted(self) -> None:
-        """It is another attempt from now on."""
+    def notify_restart(self) -> None:
+        """Say which attempt of the job this is."""
         position = self.recording.position
-        said = f"This is attempt {position.attempt} of {position.attempts}."
-        self.notify(said, timeout=SAID_S, markup=False)
+        text = f"This is attempt {position.attempt} of {position.attempts}."
+        self.notify(text, timeout=NOTICE_S, markup=False)
 
     def _bar(self, columns: int, _rows: int) -> list[Line]:
         return [replay_line(self.recording.position, columns, local_zone())]
@@ -76,24 +76,24 @@ class ReplayDashboard(Dashboard):
         if self._still_there:
             self._board.query_one("#replay", Plain).repaint()
 
-    def _see(self, run_view: RunView | None) -> None:
-        # The summary is there when the run has ended, and does not push itself forward: one may go on to look around.
+    def _show(self, run_view: RunView | None) -> None:
+        # At the end there is a summary, but it does not take over the screen, as it does live.
         self.end_shown = self.feed.ended
         if self.where == SUMMARY and not self.end_shown:
             self._switch(TABS[0][0])
-        super()._see(run_view)
+        super()._show(run_view)
 
-    # --- play, and stand still ---
+    # --- play and pause ---
 
     def action_pause(self) -> None:
-        """Play, or stand still."""
+        """Play or pause."""
         playing = self._at is not None or not self.recording.playback.pace.playing
         self._play(playing)
         if self._at is not None:
             self.action_live()
         else:
-            # Standing still, other steps are counted.
-            self._look_again()
+            # A paused run view counts other steps.
+            self._reload()
 
     def _play(self, playing: bool) -> None:
         self.recording.playback.pace.playing = playing
@@ -109,49 +109,49 @@ class ReplayDashboard(Dashboard):
         self._repaint_bar()
 
     def action_scrub(self, steps: int) -> None:
-        """Go through the steps that are known; this stands still."""
+        """Go through the known steps, which pauses."""
         self._play(False)
         super().action_scrub(steps)
 
     def action_step(self, way: int) -> None:
-        """One step on, or with -1 back; beyond the steps that are known, too."""
+        """Go one step on, or with -1 back, also beyond the known steps."""
         self._play(False)
         shown = self._at
         if shown is None and self.run_view is not None:
             shown = self.run_view.last_step
             if way < 0 and shown is not None and not self.run_view.by_steps:
-                # The step under way was shown, or at the end how many there were: the last one is before that.
+                # What is shown is the step under way, or at the end the number of steps: one more than the last step.
                 shown += 1
         step = max(self.feed.timeline.newest, 0) + 1 if shown is None else shown + way
         if step > self.feed.timeline.newest:
-            # Who presses the key again before it has come means the one after.
+            # Pressed again before the step has come, the key means the step after.
             self._at = step
-            self.run_worker(self._step_on(step), group="seek", exclusive=True)
+            self.run_worker(self._play_to_step(step), group="seek", exclusive=True)
         elif step < self.feed.oldest:
             moment_ns = self.recording.time_of(step)
             self._go(moment_ns if moment_ns is not None else self.recording.playback.pace.now_ns - 1, step)
         else:
             self._at = step
-            self._look_again()
+            self._reload()
 
-    async def _step_on(self, step: int) -> None:
-        if not await self._feed_thread.ask(self.recording.step_on, step):
+    async def _play_to_step(self, step: int) -> None:
+        if not await self._feed_thread.ask(self.recording.play_to_step, step):
             playback = self.recording.playback
             at_end = playback.at_end and playback.place == len(playback.reel.spans) - 1
             self.notify(AT_THE_END if at_end else "No step has ended there within a minute.", markup=False)
-        # Several may have been told at once.
-        self._at = step if self.recording.is_before_newest(step) else None
-        await self._look_at()
+        # Several steps may have come at once.
+        self._at = step if self.recording.has_later_steps(step) else None
+        await self._load()
 
-    # --- go somewhere ---
+    # --- seek ---
 
     def action_jump(self, seconds: int) -> None:
-        """So many seconds on, or back."""
+        """Go forward or back by seconds."""
         reel, pace = self.recording.playback.reel, self.recording.playback.pace
         self._go(reel.at(reel.passed_ns(pace.now_ns) + seconds * 1_000_000_000))
 
     def action_alert(self, way: int) -> None:
-        """Where the next alert was opened, or with -1 the one before."""
+        """Go to where the next alert was opened, or with -1 the one before."""
         moment_ns = self.recording.playback.next_alert(way)
         if moment_ns is None:
             self.notify("No alert was opened after this." if way > 0 else "No alert was opened before.", markup=False)
@@ -159,17 +159,17 @@ class ReplayDashboard(Dashboard):
             self._go(moment_ns)
 
     def action_edge(self, end: int) -> None:
-        """The first moment of the recording at which there is something to see, or its end."""
+        """Go to the first moment with something to show, or to the end."""
         reel = self.recording.playback.reel
         self._go(reel.at(reel.total_ns) if end else None)
 
     def action_seek_part(self, part: int) -> None:
-        """The place on the line, in parts of `PARTS`."""
+        """Go to a place on the line, in units of 1/`PARTS`."""
         reel = self.recording.playback.reel
         self._go(reel.at(reel.total_ns * part // PARTS))
 
     def action_go_to(self) -> None:
-        """Ask for a moment."""
+        """Open the field for a moment."""
         self._goto.open()
 
     @property
@@ -188,7 +188,7 @@ class ReplayDashboard(Dashboard):
         self._close_go_to()
 
     def action_leave(self) -> None:
-        """Close the field, or what else is open."""
+        """Close the field, or whatever else is open."""
         if self._goto.is_open:
             self._close_go_to()
         else:
@@ -201,19 +201,21 @@ class ReplayDashboard(Dashboard):
         self._settle()
 
     def _go(self, moment_ns: int | None, step: int | None = None) -> None:
-        """Of several moments that are wanted, the last; with a step, where that one had ended. None = the first with
-        something to see.
+        """Seek to a moment, None = the first with something to show; with a step, to the end of that step. Of several
+        requests only the last one counts.
         """
-        self._seek_request = subscription = self._seek_request + 1
-        # On its way before anything else is done for the key.
-        coming = self._feed_thread.begin(self.recording.go, moment_ns, lambda: self._seek_request == subscription, step)
-        # What was said of the moment before is not true of this one.
+        self._seek_request = request = self._seek_request + 1
+        # Submitted before anything else is done for the key.
+        coming = self._feed_thread.begin(
+            self.recording.seek_view, moment_ns, lambda: self._seek_request == request, step
+        )
+        # Notifications belong to the moment before.
         self.clear_notifications()
-        self.run_worker(self._arrive(coming, subscription), group="seek", exclusive=True)
+        self.run_worker(self._arrive(coming, request), group="seek", exclusive=True)
 
-    async def _arrive(self, coming: asyncio.Future[RunView | None], subscription: int) -> None:
+    async def _arrive(self, coming: asyncio.Future[RunView | None], request: int) -> None:
         run_view = await coming
-        if run_view is not None and subscription == self._seek_request and self._still_there:
+        if run_view is not None and request == self._seek_request and self._still_there:
             self.run_view, self._at = run_view, run_view.at
             self._repaint_bar()
             self._paint()

@@ -1,4 +1,4 @@
-"""A recording as the data of the dashboard: played, or looked at at any moment, and followed while it is written."""
+"""A recording as the data of the dashboard: played, shown at any moment, and followed while it is being written."""
 
 from __future__ import annotations
 
@@ -22,30 +22,30 @@ if TYPE_CHECKING:
     from ddpwatch.view.run_view import RunView
 
 PORTION_S: Final = 0.02
-"""Longest time on the way to another moment before it is looked whether it is still wanted."""
+"""Longest time in seconds spent on a seek before it is checked whether it is still wanted."""
 FILL_S: Final = 0.01
-"""The same for older steps: nobody waits for them."""
+"""Longest time in seconds spent on older steps in one `advance`: nobody waits for them."""
 DRAW_S: Final = 0.15
-"""So long after one has come to a moment older steps are left alone: it is to be drawn first."""
+"""Seconds after a seek in which no older steps are read, so that the moment is drawn first."""
 REFRESH_S: Final = 1.0
-"""It is looked so often whether more was recorded, or the oldest was let go."""
+"""Seconds between two checks whether the recording has grown, or lost its oldest part."""
 REST_S: Final = 2.0
-"""So long one sees how an attempt ended before the next one begins."""
+"""Seconds that the end of an attempt is shown before the next one begins."""
 LONG_FILL_S: Final = 0.5
-"""That older steps are looked for is told when it takes longer than this: of most recordings it does not."""
+"""Reading older steps is announced if it takes longer than this, in seconds."""
 SHOWN_PARTS: Final = 20
-"""While all steps of a run are read, it is told so many times how much of it is done."""
+"""How often the progress is shown while all steps of a run are read."""
 STEP_NS: Final = 60_000_000_000
-"""For the next step no more of the recording is played than this."""
+"""Longest part of the recording that is played to find the next step, in ns."""
 
 
 class ReplayFeed(Feed):
-    """Has the surface of a feed of a live run. Nothing in it is judged: alerts are told as they were."""
+    """A feed with the interface of a live one. No rule runs: alerts are shown as they were recorded."""
 
     replayed = True
 
     def __init__(self, playback: Playback, start_ns: int, baseline: Profile | None = None, notice: str = "") -> None:
-        """Begin at a moment; the playback is closed with this. The `notice` is said when it is opened."""
+        """Begin at a moment. `close` also closes the playback; the dashboard shows the `notice` when it starts."""
         super().__init__(playback.limits, find=list, baseline=baseline)
         self.playback, self.notice = playback, notice
         self._refresh_due_s = 0.0
@@ -59,35 +59,35 @@ class ReplayFeed(Feed):
 
     @property
     def opening(self) -> str:
-        """What is said until there is something to draw."""
+        """Text to show until there is something to draw."""
         return f"Reading {sanitize(self.playback.recorded.path.name, NAME_CHARS)} …"
 
     def advance(self) -> bool:
-        """Play what is due, go on to where one shall be, or look for older steps."""
-        more = not self.playback.seeking and self._look_for_more()
+        """Play what is due, continue a seek, or read older steps."""
+        more = not self.playback.seeking and self._check_growth()
         if self.playback.seeking:
-            return not self.travel()
+            return not self.continue_seek()
         if self.follows is None:
             return False
         came = self.take_in(self.follows) or more
-        self._look_for_damage()
+        self._check_damage()
         if time.monotonic() < self._fill_due_s:
-            return self._see_to_the_end() or came
+            return self._check_end() or came
         if found := self.playback.fill(FILL_S):
             if found == "steps":
-                # Another one, in which the older steps are: the last picture may be drawn from this one yet. It is
-                # whole before somebody asks it for the newest step.
+                # A new timeline, because the last run view may still be drawn from the old one. It is complete before
+                # another thread asks it for the newest step.
                 timeline = Timeline()
                 timeline.follow(self.follows.monitor.state)
                 self.timeline = timeline
-            came = self._unseen = True
+            came = self._changed = True
         self.more |= self.playback.filling
-        ended = self._see_to_the_end()
-        return self._add_up() or ended or came
+        ended = self._check_end()
+        return self._aggregate() or ended or came
 
-    def run_view(self, *, at: int | None, paused: bool, anyway: bool = False) -> RunView | None:
-        """The run at that moment; at its end, with all of its steps added up."""
-        drawn = super().run_view(at=at, paused=paused, anyway=anyway)
+    def run_view(self, *, at: int | None, paused: bool, force: bool = False) -> RunView | None:
+        """The run at that moment; at its end, with the totals of all steps."""
+        drawn = super().run_view(at=at, paused=paused, force=force)
         if drawn is None:
             return None
         drawn = replace(drawn, by_steps=not (self.playback.pace.playing or self._over), damage=self._damage)
@@ -100,27 +100,26 @@ class ReplayFeed(Feed):
         return replace(drawn, aggregate=whole.aggregate, whole_scaling=scaling)
 
     def seek(self, at_ns: int) -> None:
-        """Go to a moment; `travel` does it."""
+        """Begin a seek, which `continue_seek` continues."""
         self.playback.seek(at_ns)
         self._over = False
 
-    def go(self, at_ns: int | None, wanted: Callable[[], bool], step: int | None = None) -> RunView | None:
-        """Go to a moment and work its picture out, all at once: somebody waits for it, and each time that threads wait
-        for each other adds to that. No moment = the first with something to see, which only who reads can look for.
-        With a step, go on from there until all ranks have told it, and look at that one. None = it is not `wanted` any
-        more, and one is on the way.
+    def seek_view(self, at_ns: int | None, wanted: Callable[[], bool], step: int | None = None) -> RunView | None:
+        """Seek to a moment and compute the run view in one call, because each switch between threads adds to the wait.
+        None = the first moment with something to show. With a step, play on until all ranks have finished it. Returns
+        None if the seek is not `wanted` any more.
         """
         self.seek(self.playback.first_sight_ns if at_ns is None else at_ns)
-        while self.travel():
+        while self.continue_seek():
             if not wanted():
                 return None
         if step is not None:
-            self.step_on(step)
-        at = step if step is not None and self.is_before_newest(step) else None
-        return self.run_view(at=at, paused=at is not None, anyway=True)
+            self.play_to_step(step)
+        at = step if step is not None and self.has_later_steps(step) else None
+        return self.run_view(at=at, paused=at is not None, force=True)
 
-    def travel(self, budget_s: float = PORTION_S) -> bool:
-        """Go on to where one shall be, for so long at most; whether there is still some way to go."""
+    def continue_seek(self, budget_s: float = PORTION_S) -> bool:
+        """Continue a seek for at most that time; whether it is still under way."""
         self.more = self.playback.catch_up(budget_s)
         if self.more:
             return True
@@ -131,48 +130,48 @@ class ReplayFeed(Feed):
             if self.run is not None and self.run.id != attempt.run.id:
                 self.restarts += 1
             self.run = attempt.run
-        self._unseen, self._run_view_due_s, self._ended_s = True, 0.0, 0.0
+        self._changed, self._run_view_due_s, self._ended_s = True, 0.0, 0.0
         self._fill_due_s = time.monotonic() + DRAW_S
-        self._see_to_the_end()
-        self._look_for_damage()
+        self._check_end()
+        self._check_damage()
         return False
 
-    def step_on(self, step: int) -> bool:
-        """Play until all ranks have finished a step; whether they had within a while."""
+    def play_to_step(self, step: int) -> bool:
+        """Play until all ranks have finished a step; whether they did within `STEP_NS`."""
         if self.follows is None:
             return False
         state = self.follows.monitor.state
 
-        def has_come() -> bool:
+        def is_finished() -> bool:
             self.timeline.follow(state)
             return self.timeline.newest >= step
 
-        found = has_come() or self.playback.step_on(has_come, STEP_NS)
-        self._see_to_the_end()
+        found = is_finished() or self.playback.step_on(is_finished, STEP_NS)
+        self._check_end()
         return found
 
-    def is_before_newest(self, step: int) -> bool:
-        """Whether more is known by now than how it was at that step."""
+    def has_later_steps(self, step: int) -> bool:
+        """Whether later steps are known, so that this one has to be looked back at."""
         newest = self.timeline.newest
         return step < newest or (self._over and step == newest)
 
     def time_of(self, step: int) -> int | None:
-        """When a step ended; None = cannot be told."""
+        """When a step ended; None = not known."""
         ranks = self.follows.monitor.state.ranks.values() if self.follows is not None else ()
         return next((at_ns for rank in ranks if (at_ns := rank.finished_ns(step)) is not None), None)
 
     @property
     def oldest(self) -> int:
-        """How far back one can look: also to where the run begins, and to what is known until older steps are found."""
+        """The oldest step that can be shown: also the first of the run, any known one while older steps are read."""
         first = self.timeline.oldest
         return first if first <= 1 or self.playback.filling else super().oldest
 
     @property
     def position(self) -> Position:
-        """Where it is, for the line that says so. May be asked by any thread."""
+        """The position for the replay line. Safe to read from any thread."""
         playback = self.playback
         pace, reel = playback.pace, playback.reel
-        # Before the beginning one is only where that was let go meanwhile: what is looked at is from then.
+        # Before the beginning only if that part was dropped meanwhile: what is shown is from then.
         at_ns = min(reel.clamp(now_ns := pace.now_ns), now_ns)
         total_ns = max(reel.total_ns, 1)
         starts_ns = [reel.passed_ns(span.first_ns) for span in reel.spans[1:]]
@@ -193,31 +192,31 @@ class ReplayFeed(Feed):
         )
 
     def close(self) -> None:
-        """Let go of the recording."""
+        """Close the recording."""
         self.follows = None
         self.playback.close()
 
-    def _add_up(self) -> bool:
-        """After the end of the run, and when older steps are there: read the whole of it. Whether that shows."""
+    def _aggregate(self) -> bool:
+        """At the end of the run, once older steps are read: aggregate the whole run. Whether that changes the view."""
         if not self.ended or self.playback.filling or (whole := self.playback.whole).done:
             return False
         before = int(whole.part * SHOWN_PARTS)
         whole.go_on(FILL_S)
         self.more = self.more or not whole.done
         shows = whole.done or int(whole.part * SHOWN_PARTS) > before
-        self._unseen |= shows
+        self._changed |= shows
         return shows
 
-    def _look_for_damage(self) -> None:
-        """In the thread that reads; who draws only looks at what was found."""
+    def _check_damage(self) -> None:
+        """Update the damage, in the thread that reads; drawing uses the result."""
         recorded, place, partly = self.playback.recorded, self.playback.place, not self.playback.whole.done
         if self._damage_of != (recorded.damaged, place, partly):
             self._damage_of = recorded.damaged, place, partly
             before, self._damage = self._damage, damage_of(recorded, recorded.attempts[place], partly=partly)
-            self._unseen |= self._damage != before
+            self._changed |= self._damage != before
 
-    def _look_for_more(self) -> bool:
-        """Whether there is another beginning or end by now, or another alert on the line."""
+    def _check_growth(self) -> bool:
+        """Whether the recording has another beginning, end or alert."""
         now_s = time.monotonic()
         if now_s < self._refresh_due_s:
             return False
@@ -233,8 +232,8 @@ class ReplayFeed(Feed):
             self._marked = reel, marks
         return self._marked[1]
 
-    def _see_to_the_end(self) -> bool:
-        """At the end: look whether it goes on, or go on with the next attempt. Whether something looks different."""
+    def _check_end(self) -> bool:
+        """At the end: check whether the recording grows, or begin the next attempt. Whether that changes the view."""
         playback, now_s = self.playback, time.monotonic()
         over, self._over = self._over, playback.at_end
         if not self._over or self.follows is None:
@@ -242,7 +241,7 @@ class ReplayFeed(Feed):
             return over
         self._ended_s = self._ended_s or now_s
         ended, self.ended = self.ended, self.follows.monitor.state.run_condition() == "ended"
-        self._look_for_more()
+        self._check_growth()
         spans = playback.reel.spans
         if playback.pace.playing and playback.place + 1 < len(spans) and now_s >= self._ended_s + REST_S:
             self.seek(spans[playback.place + 1].first_ns)

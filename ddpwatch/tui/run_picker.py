@@ -1,12 +1,11 @@
-"""What is shown while no run is followed: the wait for one, or the choice between several."""
+"""The screen while no run is followed: waiting for one, or choosing between several."""
 
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Final
 
 from textual.binding import Binding, BindingType
-from textual.containers import Vertical
 from textual.geometry import clamp
 from textual.message import Message
 
@@ -17,14 +16,15 @@ from ddpwatch.view.layout import wrap
 from ddpwatch.view.run_picker import picker_lines, row_of, waiting_lines
 
 if TYPE_CHECKING:
-    from textual.app import ComposeResult
-
     from ddpwatch.rundir import RunFile
     from ddpwatch.view.cells import Line
 
+LOBBY: Final = "lobby"
+"""Name of the screen while no run is followed."""
 
-class Choice(Plain):
-    """Runs to choose from; while there is none, how to start one."""
+
+class RunPicker(Plain):
+    """A list of runs to choose from; while there is none, how to start one."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("up,k", "move(-1)", "up", show=False),
@@ -36,70 +36,54 @@ class Choice(Plain):
         """A run was chosen."""
 
         def __init__(self, run: RunFile) -> None:
-            """Which one."""
             super().__init__()
             self.run = run
 
-    def __init__(self, attaching: str = "", **settings: Any) -> None:
-        """Begin with none."""
-        super().__init__(self._lobby, focus=True, **settings)
+    def __init__(self, attaching: str = "") -> None:
+        super().__init__(self._draw_picker, focus=True, id=LOBBY)
         self.runs: list[RunFile] = []
-        self.trouble = ""
+        self.search_error = ""
         self.attaching = attaching
-        """What is said of a run whose ranks are being asked; empty = there is none."""
+        """Text while a run is being attached to; empty = none is."""
         self.back = ""
-        """Name of the run that one can go back to; empty = there is none."""
+        """Name of the run to go back to; empty = none."""
         self._selected = ""
-        """Id of the selected run: it stays selected when the list changes."""
+        """Id of the selected run, which stays selected when the list changes."""
         self._since_s = time.monotonic()
 
     def begin(self, run_id: str) -> None:
-        """Begin anew, with this run selected if it is there."""
+        """Begin a new choice, with this run selected."""
         self._selected = run_id
         self._since_s = time.monotonic()
 
+    def show(self, runs: list[RunFile], search_error: str, attaching: str, back: str) -> None:
+        """Draw the choice with the run to go `back` to, or the run being attached to."""
+        self.runs, self.search_error, self.attaching, self.back = runs, search_error, attaching, back
+        self.repaint()
+
     def action_move(self, by: int) -> None:
-        """Select another one."""
+        """Select another run."""
         if self.runs:
             self._selected = self.runs[clamp(self._place() + by, 0, len(self.runs) - 1)].id
             self.repaint()
 
     def action_choose(self) -> None:
-        """Take the selected one."""
+        """Attach to the selected run."""
         if self.runs:
             self.post_message(self.Chosen(self.runs[self._place()]))
 
     def _place(self) -> int:
         return next((place for place, run in enumerate(self.runs) if run.id == self._selected), 0)
 
-    def _lobby(self, columns: int, rows: int) -> list[Line]:
+    def _draw_picker(self, columns: int, rows: int) -> list[Line]:
         if self.attaching:
-            said = " " * ((columns - len(self.attaching)) // 2) + self.attaching
-            return [*([] for _ in range(rows // 3)), [Cell(pad(said, columns))]]
+            centered = " " * ((columns - len(self.attaching)) // 2) + self.attaching
+            return [*([] for _ in range(rows // 3)), [Cell(pad(centered, columns))]]
         if self.runs:
             now_s = time.time()
             runs = [row_of(run, now_s) for run in self.runs]
             return picker_lines(runs, columns, rows, selected=self._place(), back=self.back)
-        trouble = [[Cell(text, Level.WARN)] for text in wrap(self.trouble, columns)] if self.trouble else []
+        error = [[Cell(text, Level.WARN)] for text in wrap(self.search_error, columns)] if self.search_error else []
         waited_s = time.monotonic() - self._since_s
         base = str(rundir.base_path())
-        return [*trouble, *waiting_lines(columns, rows - len(trouble), base=base, seconds=waited_s)]
-
-
-class Lobby(Vertical):
-    """The screen before there is a run."""
-
-    def __init__(self, opening: str = "") -> None:
-        """Say this until there is something to show."""
-        super().__init__(id="lobby")
-        self._opening = opening
-
-    def compose(self) -> ComposeResult:
-        """One page."""
-        yield Choice(self._opening, id="choice")
-
-    def show(self, runs: list[RunFile], trouble: str, attaching: str, back: str) -> None:
-        """Draw what there is to choose from and where one can go `back` to, or what is about to be shown."""
-        choice = self.query_one(Choice)
-        choice.runs, choice.trouble, choice.attaching, choice.back = runs, trouble, attaching, back
-        choice.repaint()
+        return [*error, *waiting_lines(columns, rows - len(error), base=base, seconds=waited_s)]

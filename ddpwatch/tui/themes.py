@@ -1,4 +1,4 @@
-"""Colours: what each level of a cell looks like in each theme."""
+"""Themes: the color of each level of a cell."""
 
 from __future__ import annotations
 
@@ -15,135 +15,62 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 DEFAULT: Final = "ddpwatch"
+LIGHT: Final = "ddpwatch-light"
 COLOUR_BLIND: Final = "ddpwatch-colour-blind"
+"""The palette of Okabe and Ito, distinguishable with all common forms of color blindness."""
 SIXTEEN: Final = "ddpwatch-16-colours"
+"""The terminal's own sixteen colors, whatever they look like."""
 
-VARIABLES: Final = {
-    "phase-data": "#c678dd",
-    "phase-forward": "#56b6c2",
-    "phase-backward": "#5c8fe6",
-    "phase-waiting": "#e5a53a",
-    "phase-wire": "#f0d98c",
-    "phase-optimizer": "#7fbf6a",
-    "phase-other": "#7f8794",
-    "quiet": "#8b93a1",
-    "heat-1": "#6b7280",
-    "heat-2": "#d7b54a",
-    "heat-3": "#e8893b",
-    "heat-4": "#e8504a",
+_NAMES: Final = (DEFAULT, LIGHT, COLOUR_BLIND, SIXTEEN)
+_BASE: Final = {
+    "primary": ("#5c8fe6", "#2457b3", "#56b4e9", "ansi_blue"),
+    "secondary": ("#56b6c2", "#0f7886", "#00a67d", "ansi_cyan"),
+    "accent": ("#e5a53a", "#a86200", "#f0e442", "ansi_yellow"),
+    "warning": ("#f0b429", "#a35b00", "#f0e442", "ansi_yellow"),
+    "error": ("#ff6b61", "#b3201a", "#e69f00", "ansi_bright_red"),
+    "success": ("#7fbf6a", "#35772a", "#56b4e9", "ansi_green"),
+    "foreground": ("#dfe3ea", "#20242b", "#f2f2f2", "ansi_default"),
+    "background": ("#12151b", "#fbfbf8", "#101010", "ansi_default"),
+    "surface": ("#12151b", "#fbfbf8", "#101010", "ansi_default"),
+    "panel": ("#2a303b", "#d6d8d4", "#3a3a3a", "ansi_default"),
 }
-"""What a theme may set besides Textual's own variables, and what holds where it does not."""
+"""Textual's colors, in the order of `_NAMES`."""
+_OWN: Final = {
+    "phase-data": ("#c678dd", "#8a3fa0", "#cc79a7", "ansi_magenta"),
+    "phase-forward": ("#56b6c2", "#0f7886", "#56b4e9", "ansi_cyan"),
+    "phase-backward": ("#5c8fe6", "#2457b3", "#3b8fd1", "ansi_blue"),
+    "phase-waiting": ("#e5a53a", "#a86200", "#e69f00", "ansi_yellow"),
+    "phase-wire": ("#f0d98c", "#7a5c00", "#f0e442", "ansi_bright_yellow"),
+    "phase-optimizer": ("#7fbf6a", "#35772a", "#00a67d", "ansi_green"),
+    "phase-other": ("#7f8794", "#6a707c", "#8f8f8f", "ansi_bright_black"),
+    "quiet": ("#8b93a1", "#5f6672", "#a0a0a0", "ansi_bright_black"),
+    "heat-1": ("#6b7280", "#8a909c", "#6b7280", "ansi_bright_black"),
+    "heat-2": ("#d7b54a", "#9a7200", "#56b4e9", "ansi_yellow"),
+    "heat-3": ("#e8893b", "#b85a00", "#f0e442", "ansi_bright_yellow"),
+    "heat-4": ("#e8504a", "#c0221c", "#e69f00", "ansi_bright_red"),
+}
+"""Theme variables of ddpwatch, in the order of `_NAMES`."""
+VARIABLES: Final = {variable: colors[0] for variable, colors in _OWN.items()}
+"""Defaults for themes that do not set the variables of ddpwatch."""
 
-_LIGHT: Final = {
-    "phase-data": "#8a3fa0",
-    "phase-forward": "#0f7886",
-    "phase-backward": "#2457b3",
-    "phase-waiting": "#a86200",
-    "phase-wire": "#7a5c00",
-    "phase-optimizer": "#35772a",
-    "phase-other": "#6a707c",
-    "quiet": "#5f6672",
-    "heat-1": "#8a909c",
-    "heat-2": "#9a7200",
-    "heat-3": "#b85a00",
-    "heat-4": "#c0221c",
-}
-# The palette of Okabe and Ito, which people with any of the common forms of colour blindness can tell apart.
-_SAFE: Final = {
-    "phase-data": "#cc79a7",
-    "phase-forward": "#56b4e9",
-    "phase-backward": "#3b8fd1",
-    "phase-waiting": "#e69f00",
-    "phase-wire": "#f0e442",
-    "phase-optimizer": "#00a67d",
-    "phase-other": "#8f8f8f",
-    "quiet": "#a0a0a0",
-    "heat-1": "#6b7280",
-    "heat-2": "#56b4e9",
-    "heat-3": "#f0e442",
-    "heat-4": "#e69f00",
-}
-# Sixteen colours, as the terminal has them: nothing is assumed about what they look like.
-_ANSI: Final = {
-    **BUILTIN_THEMES["ansi-dark"].variables,
-    "phase-data": "ansi_magenta",
-    "phase-forward": "ansi_cyan",
-    "phase-backward": "ansi_blue",
-    "phase-waiting": "ansi_yellow",
-    "phase-wire": "ansi_bright_yellow",
-    "phase-optimizer": "ansi_green",
-    "phase-other": "ansi_bright_black",
-    "quiet": "ansi_bright_black",
-    "heat-1": "ansi_bright_black",
-    "heat-2": "ansi_yellow",
-    "heat-3": "ansi_bright_yellow",
-    "heat-4": "ansi_bright_red",
-}
 
-THEMES: Final = (
-    Theme(
-        name=DEFAULT,
-        primary="#5c8fe6",
-        secondary="#56b6c2",
-        accent="#e5a53a",
-        warning="#f0b429",
-        error="#ff6b61",
-        success="#7fbf6a",
-        foreground="#dfe3ea",
-        background="#12151b",
-        surface="#12151b",
-        panel="#2a303b",
-        dark=True,
-    ),
-    Theme(
-        name="ddpwatch-light",
-        primary="#2457b3",
-        secondary="#0f7886",
-        accent="#a86200",
-        warning="#a35b00",
-        error="#b3201a",
-        success="#35772a",
-        foreground="#20242b",
-        background="#fbfbf8",
-        surface="#fbfbf8",
-        panel="#d6d8d4",
-        dark=False,
-        variables=_LIGHT,
-    ),
-    Theme(
-        name=COLOUR_BLIND,
-        primary="#56b4e9",
-        secondary="#00a67d",
-        accent="#f0e442",
-        warning="#f0e442",
-        error="#e69f00",
-        success="#56b4e9",
-        foreground="#f2f2f2",
-        background="#101010",
-        surface="#101010",
-        panel="#3a3a3a",
-        dark=True,
-        variables=_SAFE,
-    ),
-    Theme(
-        name=SIXTEEN,
-        primary="ansi_blue",
-        secondary="ansi_cyan",
-        accent="ansi_yellow",
-        warning="ansi_yellow",
-        error="ansi_bright_red",
-        success="ansi_green",
-        foreground="ansi_default",
-        background="ansi_default",
-        surface="ansi_default",
-        panel="ansi_default",
-        dark=True,
-        ansi=True,
-        variables=_ANSI,
-    ),
-)
+def _theme(place: int, name: str) -> Theme:
+    ansi = name == SIXTEEN
+    return Theme(
+        name=name,
+        **{color: values[place] for color, values in _BASE.items()},  # type: ignore[arg-type]
+        dark=name != LIGHT,
+        ansi=ansi,
+        variables={
+            **(BUILTIN_THEMES["ansi-dark"].variables if ansi else {}),
+            **{variable: values[place] for variable, values in _OWN.items()},
+        },
+    )
 
-_COLOURS: Final = {
+
+THEMES: Final = tuple(_theme(place, name) for place, name in enumerate(_NAMES))
+
+_COLORS: Final = {
     Level.DIM: "quiet",
     Level.OK: "success",
     Level.WARN: "warning",
@@ -166,18 +93,15 @@ _BOLD: Final = frozenset({Level.STRONG, Level.WARN, Level.BAD, Level.KEY, Level.
 
 
 def theme_names() -> list[str]:
-    """All that can be asked for."""
-    return sorted({*BUILTIN_THEMES, *(theme.name for theme in THEMES)})
+    """All themes, also those of Textual."""
+    return sorted({*BUILTIN_THEMES, *_NAMES})
 
 
 def styles_of(variables: Mapping[str, str]) -> dict[Level, Style]:
-    """How each level is drawn with these theme variables."""
-    return {
-        level: _style(variables.get(_COLOURS[level], "") if level in _COLOURS else "", bold=level in _BOLD)
-        for level in Level
-    }
+    """The style of each level with these theme variables."""
+    return {level: _style(variables.get(_COLORS.get(level, ""), ""), bold=level in _BOLD) for level in Level}
 
 
 @lru_cache(maxsize=256)
-def _style(colour: str, *, bold: bool) -> Style:
-    return Style(color=Color.parse(colour).rich_color if colour else None, bold=bold or None)
+def _style(color: str, *, bold: bool) -> Style:
+    return Style(color=Color.parse(color).rich_color if color else None, bold=bold or None)

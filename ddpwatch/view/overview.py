@@ -12,8 +12,8 @@ from ddpwatch.view.alerts.format import MARKS
 from ddpwatch.view.allreduce import share_lately, share_mark
 from ddpwatch.view.cells import Cell, Level, fit, line_columns
 from ddpwatch.view.charts.sparkline import spark
-from ddpwatch.view.gpus.columns import used_of
-from ddpwatch.view.gpus.usage import WORTH_SAYING_PERCENT, held_by, held_harshly
+from ddpwatch.view.gpus.columns import memory_text
+from ddpwatch.view.gpus.usage import WORTH_SAYING_PERCENT, is_throttled, throttle_reasons
 from ddpwatch.view.scaling import scaling_mark
 
 if TYPE_CHECKING:
@@ -137,7 +137,7 @@ def _gpu_card(gpus: GpuTotals, columns: int) -> list[Line]:
         first = _first_that_fits([[*first, Cell(text, Level.WAITING)] for text in words], columns)
     else:
         first.append(Cell("   in the median", Level.DIM))
-    second = [Cell(used_of(*gpus.fullest), Level.DIM)] if gpus.fullest else []
+    second = [Cell(memory_text(*gpus.fullest), Level.DIM)] if gpus.fullest else []
     if gpus.hottest is not None:
         dot = " · " if second else ""
         heat = f"{gpus.hottest[0]} °C r{gpus.hottest[1]}"
@@ -147,17 +147,17 @@ def _gpu_card(gpus: GpuTotals, columns: int) -> list[Line]:
 
 
 def _throttled(gpus: GpuTotals) -> Line:
-    if gpus.trouble:
-        return [Cell(f"✖ {plural(gpus.trouble, 'GPU')} with errors", Level.BAD)]
+    if gpus.failed:
+        return [Cell(f"✖ {plural(gpus.failed, 'GPU')} with errors", Level.BAD)]
     if gpus.slowest is None:
         return [Cell("none throttled", Level.DIM)]
     gpu, rank = gpus.slowest
     clocks = f" {gpu.sm_mhz}{f'/{gpu.sm_max_mhz}' if gpu.sm_max_mhz else ''} MHz" if gpu.sm_mhz else ""
-    if held_harshly(gpu):
-        more = f" +{gpus.held - 1}" if gpus.held > 1 else ""
-        why = "hot" if "thermal" in held_by(gpu)[0] else "slowed"
+    if is_throttled(gpu):
+        more = f" +{gpus.throttled - 1}" if gpus.throttled > 1 else ""
+        why = "hot" if "thermal" in throttle_reasons(gpu)[0] else "slowed"
         return [Cell(f"▲ r{rank}{more} {why}{clocks}", Level.WARN)]
-    return [Cell(f"{gpus.capped} at power cap{clocks}", Level.DIM)]
+    return [Cell(f"{gpus.power_capped} at power cap{clocks}", Level.DIM)]
 
 
 def compact(run_view: RunView, columns: int) -> list[Line]:

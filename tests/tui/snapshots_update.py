@@ -1,4 +1,4 @@
-"""Writes the pictures of the dashboard anew: `python -m tests.tui.snapshots_update`."""
+"""Write the SVG snapshots of the dashboard again: `python -m tests.tui.snapshots_update`."""
 
 from __future__ import annotations
 

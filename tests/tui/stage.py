@@ -1,4 +1,4 @@
-"""Runs for the dashboard that come from nowhere, and a hand on its keys: the same at every performance."""
+"""Deterministic runs for the dashboard, and a driver of its keys."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ TRY_S = 0.01
 
 
 class Played:
-    """What the feed needs of a `RunFollower`, with frames that come when the test says so."""
+    """The part of `RunFollower` that the feed uses, with frames that arrive when the test says so."""
 
     def __init__(self, monitor: Monitor, later: list[Frame] = ()) -> None:
         self.monitor = monitor
@@ -81,23 +81,25 @@ class Played:
     # --- what a test does with it ---
 
     def go_on(self, steps: int) -> None:
-        """Let so many more steps of every rank come."""
+        """Receive more steps of every rank."""
         last = max(rank.steps.newest for rank in self.monitor.state.ranks.values()) + steps
         while self._later and _first_step(self._later[0]) <= last:
             self._coming.append(self._later.popleft())
 
-    def tell(self, *messages: wire.Message, later_s: int = 0) -> None:
-        """Let these come, so much later."""
+    def receive(self, *messages: wire.Message, later_s: int = 0) -> None:
+        """Receive these messages, that many seconds later."""
         now_ns = self.monitor.state.now_ns + later_s * 1_000_000_000
         self._coming.extend(Frame(b"", wire.encode(message), now_ns) for message in messages)
 
     def end_well(self) -> None:
-        self.tell(*(_bye(rank, "closed") for rank in self.monitor.state.ranks))
+        self.receive(*(_bye(rank, "closed") for rank in self.monitor.state.ranks))
 
     def end_badly(self, text: str = "RuntimeError: CUDA error") -> None:
         """The first rank fails, the last is killed, the others say goodbye."""
         first, *middle, last = self.monitor.state.ranks
-        self.tell(_bye(first, "failed", text), wire.Gone(rank=last, seq=0), *(_bye(rank, "closed") for rank in middle))
+        self.receive(
+            _bye(first, "failed", text), wire.Gone(rank=last, seq=0), *(_bye(rank, "closed") for rank in middle)
+        )
 
 
 def played(script: str, *, upto: int | None = None) -> Played:
@@ -107,7 +109,7 @@ def played(script: str, *, upto: int | None = None) -> Played:
 
 
 def recorded(name: str) -> Played:
-    """A run of real ranks, none of which has been heard yet: they all are with the next `advance`."""
+    """A run of real ranks without a message yet: all come with the next `advance`."""
     follower = Played(Monitor(RunState(RUN_ID, "demo", 4)))
     follower._coming.extend(read(RECORDINGS / f"{name}.msgpack.gz"))
     return follower
@@ -135,7 +137,7 @@ _FLUSH_STEPS = {"long": 20, "crowd": 60, "512-gpus": 60}
 
 @cache
 def _prepared(script: str, upto: int | None) -> tuple[bytes, list[Frame]]:
-    """The watch, pickled: each performance has one of its own."""
+    """The monitor, pickled, so that each test has its own."""
     scenario = SCRIPTS[script]
     name = EVIL if script == "hostile" else "resnet50"
     monitor = Monitor(RunState("5ec0de5ec0de5ec0", name, scenario.world_size), DEFAULTS)
@@ -173,7 +175,7 @@ def _with_gpus(reported, scenario: Scenario):
 
 
 def _dressed(frame: Frame, *, hostile: bool) -> Frame:
-    """The frame of a rank that tells as much about itself as a real one."""
+    """The frame of a rank with all the data of a real one."""
     message = wire.decode(frame.payload)
     if isinstance(message, wire.Hello):
         texts = {"host": f"{EVIL}{message.rank}", "model": EVIL, "backend": EVIL, "kind": EVIL, "ddp": {EVIL: EVIL}}
@@ -221,7 +223,7 @@ def _all_texts_are_evil(monitor: Monitor) -> None:
 
 
 def _go_on_without(monitor: Monitor, left: set[int], seqs: dict[int, int]) -> None:
-    """Let the others be heard a second later: only then it is clear that these have gone before them."""
+    """Receive the others a second later: only then it is clear that these ranks have gone."""
     now_ns = monitor.state.now_ns + 1_000_000_000
     for rank in monitor.state.ranks.values():
         if rank.rank not in left:
@@ -230,7 +232,7 @@ def _go_on_without(monitor: Monitor, left: set[int], seqs: dict[int, int]) -> No
 
 
 def buckets_of(follower: Played) -> list[wire.Buckets]:
-    """What ranks send while somebody asks for their buckets."""
+    """What ranks send while their buckets are subscribed to."""
     timed = [
         wire.Bucket(index, 25 << 20, (5 + 9 * index) * 1_000_000, (12 + 9 * index) * 1_000_000) for index in (0, 1, 2)
     ]
@@ -358,6 +360,6 @@ async def staged(follows=None, size=(120, 40), *, feed: Feed | None = None, simu
     async with app.run_test(size=size, notifications=True) as pilot:
         stage = Stage(app, pilot)
         if follows is not None:
-            await stage.until(lambda: stage.pane != "lobby" and stage.header.strip(), "the first picture")
+            await stage.until(lambda: stage.pane != "lobby" and stage.header.strip(), "the first run view")
         await stage.settle()
         yield stage

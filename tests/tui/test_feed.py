@@ -26,7 +26,7 @@ NOW_S = 1_800_000_000.0
 
 @pytest.fixture(autouse=True)
 def _looks_often(monkeypatch):
-    monkeypatch.setattr(feed_module, "LOOK_S", 0.02)
+    monkeypatch.setattr(feed_module, "SEARCH_S", 0.02)
 
 
 def advance_until(feed: Feed, condition) -> None:
@@ -40,8 +40,8 @@ def advance_until(feed: Feed, condition) -> None:
 def test_it_waits_and_attaches_by_itself_to_the_only_run(run_dir):
     with closing(Feed(DEFAULTS)) as feed:
         feed.advance()
-        assert (feed.ready, feed.choices, feed.trouble) == (False, [], "")
-        assert feed.run_view(at=None, paused=False, anyway=True) is None
+        assert (feed.ready, feed.choices, feed.search_error) == (False, [], "")
+        assert feed.run_view(at=None, paused=False, force=True) is None
         with FakeRun(run_dir, 2) as run:
             run.train(0, 40)
             advance_until(feed, lambda: feed.ready)
@@ -53,7 +53,7 @@ def test_it_waits_and_attaches_by_itself_to_the_only_run(run_dir):
             run.train(40, 5)
             ranks = feed.follows.monitor.state.ranks.values()
             advance_until(feed, lambda: all(rank.steps.newest == 44 for rank in ranks))
-            assert feed.run_view(at=None, paused=False, anyway=True).last_step == 44
+            assert feed.run_view(at=None, paused=False, force=True).last_step == 44
 
 
 def test_a_few_frames_are_worth_a_look_and_not_only_silence(run_dir, monkeypatch):
@@ -71,8 +71,8 @@ def test_a_few_frames_are_worth_a_look_and_not_only_silence(run_dir, monkeypatch
         advance_until(feed, is_shown)
 
 
-def test_where_a_walk_over_all_ranks_takes_long_the_picture_is_refreshed_until_the_next_one(run_dir, monkeypatch):
-    for name, value in {"LOOK_SHARE": 1e-9, "MAX_LOOK_S": 3600.0, "MIN_LOOK_S": 0.0, "REFRESH_S": 0.0}.items():
+def test_where_a_walk_over_all_ranks_takes_long_the_run_view_is_refreshed_until_the_next_one(run_dir, monkeypatch):
+    for name, value in {"WALK_SHARE": 1e-9, "MAX_WALK_S": 3600.0, "MIN_VIEW_S": 0.0, "REFRESH_S": 0.0}.items():
         monkeypatch.setattr(feed_module, name, value)
     with closing(Feed(DEFAULTS)) as feed, FakeRun(run_dir, 2) as run:
         run.train(0, 40)
@@ -81,16 +81,16 @@ def test_where_a_walk_over_all_ranks_takes_long_the_picture_is_refreshed_until_t
         run.train(40, 5)
         ranks = feed.follows.monitor.state.ranks.values()
         advance_until(feed, lambda: all(rank.step == 45 for rank in ranks))
-        feed._unseen = True
+        feed._changed = True
         second = feed.run_view(at=None, paused=False)
         assert second.figures is first.figures
         assert (first.totals.step, second.totals.step) == (40, 45)
         assert feed.run_view(at=None, paused=False) is None, "nothing has come since"
-        assert feed.run_view(at=None, paused=False, anyway=True).last_step == 44, "somebody asks for it"
-        assert feed.run_view(at=30, paused=True, anyway=True).last_step == 30
-        feed._unseen = True
+        assert feed.run_view(at=None, paused=False, force=True).last_step == 44, "it is forced"
+        assert feed.run_view(at=30, paused=True, force=True).last_step == 30
+        feed._changed = True
         assert feed.run_view(at=None, paused=False).last_step == 44, "the last one is of another step"
-        feed._walk_due_s, feed._unseen = 0.0, True
+        feed._walk_due_s, feed._changed = 0.0, True
         assert feed.run_view(at=None, paused=False).figures is not first.figures, "it is time"
 
 
@@ -118,17 +118,17 @@ def test_a_run_that_ended_stays_and_the_same_job_started_again_is_followed_but_n
         foreign = make_run_file(run_dir, 2, run_id=OTHER_ID, name="other", job="another")
         feed._find = lambda: [run.file, foreign]
         for _ in range(5):
-            feed._look_due_s = 0.0
+            feed._search_due_s = 0.0
             feed.advance()
         assert feed.follows is first
         assert feed.restarts == 0
-        assert feed.run_view(at=None, paused=False, anyway=True).last_step == 29
+        assert feed.run_view(at=None, paused=False, force=True).last_step == 29
         with FakeRun(run_dir, 2, run_id=THIRD_ID) as again:
             again.train(0, 5)
             feed._find = lambda: [foreign, run.file, again.file]
             advance_until(feed, lambda: feed.ready and feed.follows is not first)
             assert (feed.run.id, feed.restarts, feed.ended) == (THIRD_ID, 1, False)
-            assert feed.run_view(at=None, paused=False, anyway=True).last_step == 4
+            assert feed.run_view(at=None, paused=False, force=True).last_step == 4
 
 
 @pytest.mark.parametrize(
@@ -151,7 +151,7 @@ def test_the_same_job_is_one_with_its_name_or_one_that_came_later_and_differs_in
         feed.advance()
 
         assert (feed.run is other) is followed
-        # What has started since and may be something else is told.
+        # A run that has started since and may be another job is listed.
         assert [run.name for run in feed.newer] == ([] if followed or started_s else [name])
 
 
@@ -197,16 +197,16 @@ def test_of_a_run_that_stands_alone_there_is_no_way_to_others(settings):
         assert feed.ready
 
 
-def test_trouble_with_the_run_directory_is_told_and_goes_away(run_dir):
+def test_an_error_of_the_run_directory_is_shown_until_it_is_gone(run_dir):
     def refuse():
         raise RunDirRefused("cannot read the run directory: Permission denied")
 
     with closing(Feed(DEFAULTS, find=refuse)) as feed:
         assert feed.advance(), "there is something new to see"
-        assert "Permission denied" in feed.trouble
-        feed._find, feed._look_due_s = (list), 0.0
+        assert "Permission denied" in feed.search_error
+        feed._find, feed._search_due_s = (list), 0.0
         assert feed.advance()
-        assert feed.trouble == ""
+        assert feed.search_error == ""
 
 
 def test_a_simulated_run_looks_for_no_other_after_its_end():
@@ -218,14 +218,14 @@ def test_a_simulated_run_looks_for_no_other_after_its_end():
     feed.advance()
     assert feed.ended
     feed.advance()
-    assert feed.run_view(at=None, paused=False, anyway=True).simulated
+    assert feed.run_view(at=None, paused=False, force=True).simulated
 
 
-def test_with_a_baseline_every_picture_tells_how_the_ranks_scale():
+def test_with_a_baseline_every_run_view_has_the_scaling():
     one = Profile(1, 100, 10e6, 1000.0, 10, 1e6, 9e6, 0.0, 0.0)
     feed = Feed(DEFAULTS, follows=recorded("slow-backward"), find=list, baseline=one)
     advance_until(feed, lambda: feed.ended)
-    scaling = feed.run_view(at=None, paused=False, anyway=True).scaling
+    scaling = feed.run_view(at=None, paused=False, force=True).scaling
 
     assert scaling.baseline is one
     assert scaling.run.waited_for == (2,)
@@ -244,13 +244,13 @@ def test_closing_lets_go_and_may_be_repeated():
 def test_a_recording_of_real_ranks_plays_to_its_end_and_names_the_slow_one():
     feed = Feed(DEFAULTS, follows=recorded("slow-backward"), find=list)
     advance_until(feed, lambda: feed.ended)
-    drawn = feed.run_view(at=None, paused=False, anyway=True)
+    drawn = feed.run_view(at=None, paused=False, force=True)
 
     assert {alert.finding.ranks for alert in drawn.alerts if alert.finding.rule == "straggler"} == {(2,)}
     assert drawn.state.run_condition() == "ended"
 
 
-async def test_the_waiting_screen_tells_what_to_add_and_gives_way_to_a_run(run_dir):
+async def test_the_waiting_screen_says_what_to_add_and_gives_way_to_a_run(run_dir):
     with closing(Feed(DEFAULTS)) as feed:
         async with staged(feed=feed) as stage:
             await stage.sees("import ddpwatch", "install", str(run_dir))
@@ -347,7 +347,7 @@ async def test_r_stays_where_there_is_no_other_run(run_dir):
             assert stage.pane == "overview"
 
 
-async def test_the_summary_tells_of_a_run_that_has_started_since(run_dir):
+async def test_the_summary_names_a_run_that_has_started_since(run_dir):
     with closing(Feed(DEFAULTS)) as feed, FakeRun(run_dir, 1) as run:
         run.train(0, 40)
         async with staged(feed=feed) as stage:
@@ -364,7 +364,7 @@ async def test_the_summary_tells_of_a_run_that_has_started_since(run_dir):
                 await stage.sees("[b]else", "step 7")
 
 
-async def test_who_looks_back_when_the_run_ends_gets_the_summary_of_all_of_it():
+async def test_looking_back_when_the_run_ends_shows_the_summary_of_the_whole_run():
     follower = played("straggler")
     async with staged(follower) as stage:
         await stage.press("shift+left")
@@ -453,8 +453,8 @@ def test_the_played_follower_has_the_surface_of_a_real_one():
 def test_one_can_look_back_no_further_than_what_the_rank_that_is_ahead_still_has():
     follower = played("long", upto=700)
     feed = Feed(DEFAULTS, follows=follower)
-    assert feed.run_view(at=0, paused=True, anyway=True).figures is not None
+    assert feed.run_view(at=0, paused=True, force=True).figures is not None
     ahead = [make_step(700 + index) for index in range(40)]
     follower.monitor.state.apply(wire.Steps(rank=1, seq=10**6, steps=ahead), follower.monitor.state.now_ns)
 
-    assert feed.run_view(at=0, paused=True, anyway=True).figures is not None
+    assert feed.run_view(at=0, paused=True, force=True).figures is not None

@@ -6,13 +6,13 @@ from dataclasses import replace
 
 from ddpwatch.tui.gpu_screen import DeviceList
 from ddpwatch.view.cells import plain
-from ddpwatch.view.ranks.table import Ordering
+from ddpwatch.view.columns import Ordering
 from tests.builders.fake_rank import make_gpu, make_gpus
 from tests.tui.stage import played, staged
 
 
 def ranks(stage) -> list[str]:
-    """Of the GPUs from top to bottom."""
+    """The ranks of the GPUs from top to bottom."""
     lines = [line.strip("│ ▌").split() for line in stage.lines()]
     return [words[0] for words in lines if len(words) > 3 and words[1].startswith("cuda:")]
 
@@ -38,7 +38,7 @@ async def test_the_gpus_can_be_sorted_chosen_and_opened():
         await stage.sees("hardware thermal slowdown")
 
 
-async def test_the_order_of_the_gpus_is_not_that_of_the_ranks():
+async def test_gpus_and_ranks_are_sorted_separately():
     async with staged(played("gpus")) as stage:
         await stage.press("4")
         await stage.shows("devices")
@@ -49,7 +49,7 @@ async def test_the_order_of_the_gpus_is_not_that_of_the_ranks():
         assert not {"▾", "▴"} & set(stage.text())
 
 
-async def test_until_somebody_moves_the_cursor_the_list_begins_at_its_top():
+async def test_until_the_cursor_is_moved_the_list_begins_at_its_top():
     follower = played("512-gpus")
     opened = dict(follower.monitor.book.open)
     follower.monitor.book.open.clear()
@@ -61,7 +61,7 @@ async def test_until_somebody_moves_the_cursor_the_list_begins_at_its_top():
         follower.monitor.book.open.update(opened)
         await stage.sees("▌   336  cuda:0", "rank 336 · cuda:0")
         assert ranks(stage)[:2] == ["336", "337"]
-        # Who has moved stays with that GPU.
+        # A moved cursor stays with its GPU.
         await stage.press("down")
         await stage.sees("▌   337  cuda:1")
         follower.monitor.book.open.clear()

@@ -49,7 +49,7 @@ def slow_run(rank, world_size, *, place):
             if rank == 0 and (Path(place) / "stop").exists() and not last.exists():
                 (Path(place) / "draft").write_text(str(step + 1))
                 (Path(place) / "draft").rename(last)
-            # All agree: who is in the step after rank 0's has met it since.
+            # All agree: a rank in the step after rank 0's has met it since.
             if last.exists() and step > int(last.read_text()):
                 break
             train_step(model, optimizer, batch, target)
@@ -96,7 +96,7 @@ def test_attach_see_the_straggler_open_its_page_detach_and_the_training_goes_on(
 
 
 @pytest.mark.parametrize(
-    ("terminal_kind", "settings", "coloured"),
+    ("terminal_kind", "settings", "colored"),
     [
         ("linux", {}, True),
         ("vt100", {}, True),
@@ -104,8 +104,8 @@ def test_attach_see_the_straggler_open_its_page_detach_and_the_training_goes_on(
         ("xterm-256color", {"NO_COLOR": "1"}, False),
     ],
 )
-def test_terminals_of_every_kind_show_it_in_their_colours_and_are_left_in_order(
-    run_dir, terminal_kind, settings, coloured
+def test_terminals_of_every_kind_show_it_in_their_colors_and_are_left_in_order(
+    run_dir, terminal_kind, settings, colored
 ):
     with FakeRun(run_dir, 2) as run:
         run.train(0, 60, slow_rank=1)
@@ -113,10 +113,10 @@ def test_terminals_of_every_kind_show_it_in_their_colours_and_are_left_in_order(
             terminal.wait_for("● LIVE", MAX_S)
             terminal.wait_for("slow", MAX_S)
             styles = [terminal.style_at(column, row) for row in range(24) for column in range(80)]
-            colours = {colour for style in styles for colour in (style.fg, style.bg)} - {"default"}
+            colors = {color for style in styles for color in (style.fg, style.bg)} - {"default"}
             # Its own sixteen have names; what is mixed has numbers, and would become one of those by chance.
-            assert all(colour.isalpha() for colour in colours), colours
-            assert (len(colours) > 3) is coloured, colours
+            assert all(color.isalpha() for color in colors), colors
+            assert (len(colors) > 3) is colored, colors
             terminal.send("5")
             terminal.wait_for("[5 alerts]", MAX_S)
             terminal.send("q")
@@ -148,7 +148,7 @@ def test_a_terminal_that_changes_its_size_is_filled_again(run_dir):
 
 
 def test_a_terminal_that_is_gone_takes_the_dashboard_along(run_dir):
-    """Whatever it was about to write: nobody has read for a while, so that all there is room for is taken."""
+    """Drain what it was about to write: nothing was read for a while, so that the buffer is full."""
     main, secondary = pty.openpty()
     environment = {**os.environ, "TERM": "xterm-256color", "PYTHONPATH": str(ROOT)}
     shell = ["/bin/sh", "-c", 'exec "$@" <"$0" >"$0" 2>&1', os.ttyname(secondary)]

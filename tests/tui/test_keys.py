@@ -11,6 +11,7 @@ from textual.widgets import Input
 from ddpwatch.core.state.step_store import CAPACITY_STEPS
 from ddpwatch.tui.help_screen import Help
 from ddpwatch.tui.keys import KEYS, TABS
+from ddpwatch.tui.screens import AlertList
 from ddpwatch.tui.themes import COLOUR_BLIND, THEMES
 from ddpwatch.view.alerts.page import alert_text, all_alerts
 from tests.tui.stage import buckets_of, hung, played, staged
@@ -46,7 +47,7 @@ async def test_the_numbers_go_to_the_screens_and_seven_only_after_the_end():
         await stage.shows("summary")
 
 
-async def test_a_run_that_ends_badly_says_who_and_why():
+async def test_a_run_that_ends_badly_names_the_rank_and_the_reason():
     follower = played("healthy")
     async with staged(follower) as stage:
         follower.end_badly("RuntimeError: NCCL communicator was aborted")
@@ -155,7 +156,7 @@ async def test_paused_all_screens_stay_as_they_were_while_the_run_goes_on():
                 await stage.shows(pane)
                 screens.setdefault(pane, []).append((await stage.settle())[2:-1])
             follower.go_on(5)
-            await stage.until(lambda: follower.monitor.state.ranks[3].step > 100, "more is heard")
+            await stage.until(lambda: follower.monitor.state.ranks[3].step > 100, "more steps")
         assert all(first == second for first, second in screens.values())
         assert "step 100" in "\n".join(screens["rank"][0])
 
@@ -312,8 +313,8 @@ async def test_the_rank_that_others_wait_for_is_in_sight_of_a_small_window_also_
         await stage.press("end")
         await stage.until(lambda: stage.table.scroll_offset.y > 0, "the last rank")
         beats = hung(follower, missing=8)
-        follower.tell(*beats, later_s=1)
-        follower.tell(beats[0], later_s=2)
+        follower.receive(*beats, later_s=1)
+        follower.receive(beats[0], later_s=2)
         await stage.sees("✖ HANGS", "✖ not come: data")
 
         assert stage.shown_ranks[0] == 8
@@ -328,7 +329,7 @@ async def test_follow_worst_is_in_sight_also_where_the_table_was_scrolled():
         await stage.sees("▌  777")
 
 
-async def test_space_stands_still_while_time_goes_on_and_again_goes_back_to_live():
+async def test_space_pauses_while_the_run_goes_on_and_again_goes_back_to_live():
     follower = played("late", upto=100)
     async with staged(follower) as stage:
         await stage.press("space")
@@ -388,7 +389,7 @@ async def test_a_step_that_has_left_the_history_gives_way_to_the_oldest_one():
         await stage.sees("● LIVE")
 
 
-async def test_the_help_opens_tells_every_key_scrolls_and_closes():
+async def test_the_help_opens_lists_every_key_scrolls_and_closes():
     async with staged(played("healthy"), (80, 40)) as stage:
         await stage.press("question_mark")
         await stage.until(lambda: isinstance(stage.app.screen, Help), "the help")
@@ -428,7 +429,7 @@ async def test_the_command_palette_goes_to_screens_and_its_typing_filters_no_ran
 
 async def test_all_our_themes_can_be_chosen_and_change_what_is_drawn():
     async with staged(played("straggler"), SMALL) as stage:
-        texts, colours = set(), []
+        texts, colors = set(), []
         for theme in THEMES:
             stage.app.theme = theme.name
             await stage.settle()
@@ -436,13 +437,13 @@ async def test_all_our_themes_can_be_chosen_and_change_what_is_drawn():
             marked = [
                 segment.style for strip in stage.strips() for segment in strip if "▲ slow backward" in segment.text
             ]
-            colours.append(str(marked[0].color))
-        assert len(texts) == 1, "the text says it without colours"
-        assert len(set(colours)) == len(THEMES), colours
+            colors.append(str(marked[0].color))
+        assert len(texts) == 1, "the text says it without colors"
+        assert len(set(colors)) == len(THEMES), colors
         assert COLOUR_BLIND in {theme.name for theme in THEMES}
 
 
-async def test_sixteen_colours_uses_only_the_terminals_own():
+async def test_sixteen_colors_uses_only_the_terminals_own():
     async with staged(played("straggler"), SMALL, theme="ddpwatch-16-colours") as stage:
         for number in "123456":
             await stage.press(number)
@@ -476,7 +477,19 @@ async def test_c_copies_the_selected_alert_as_text():
         assert stage.app.clipboard == alert_text(alerts[-1])
 
 
-async def test_e_writes_the_screen_as_a_picture(tmp_path):
+async def test_end_and_home_select_the_last_and_the_first_alert():
+    async with staged(played("many"), SMALL) as stage:
+        await stage.press("5")
+        await stage.shows("alerts")
+        listed = stage.app.query_one(AlertList)
+        for key, place in (("end", -1), ("home", 0)):
+            await stage.press(key)
+            alerts = all_alerts(stage.app.run_view)
+            assert len(alerts) > 1
+            assert listed.alert(stage.app.run_view) is alerts[place]
+
+
+async def test_e_writes_the_screen_as_an_svg_file(tmp_path):
     async with staged(played("straggler"), export_to=tmp_path) as stage:
         await stage.press("e")
         await stage.sees("Written: ddpwatch-")
@@ -484,7 +497,7 @@ async def test_e_writes_the_screen_as_a_picture(tmp_path):
         svg = run_view.read_text(encoding="utf-8")
         assert ET.fromstring(svg).tag.endswith("svg")
         assert "backward" in svg
-        assert "http" not in svg.replace("http://www.w3.org/", ""), "it calls nobody"
+        assert "http" not in svg.replace("http://www.w3.org/", ""), "it loads nothing from the network"
         await stage.press("e")
         await stage.until(lambda: len(list(tmp_path.iterdir())) == 2, "a second one")
         assert not any("Written" in file.read_text(encoding="utf-8") for file in tmp_path.iterdir())
@@ -537,7 +550,7 @@ async def test_buckets_are_asked_for_only_on_their_screen_and_shown_when_they_co
         await stage.shows("allreduce")
         assert follower.wanted_buckets[-1] is True
         before = stage.text()
-        follower.tell(*buckets_of(follower))
+        follower.receive(*buckets_of(follower))
         await stage.until(lambda: stage.text() != before, "buckets")
         await stage.sees("25M")
         await stage.press("1")
@@ -587,14 +600,14 @@ async def test_ctrl_c_leaves_as_it_ends_any_other_command():
         assert stage.app.return_code == 130
 
 
-async def test_who_stands_still_while_the_history_is_judged_sees_what_was_found():
+async def test_paused_while_the_history_is_evaluated_the_findings_are_shown():
     follower = played("straggler")
-    book, judge = follower.monitor.book, follower.monitor._engine
-    judge.caught_up = False
+    book, engine = follower.monitor.book, follower.monitor._engine
+    engine.caught_up = False
     async with staged(follower) as stage:
         await stage.press("space")
         await stage.sees("‖ STEP 159")
         assert book.open
         await stage.misses("rank 3 (node-0) is slow")
-        judge.caught_up = True
+        engine.caught_up = True
         await stage.sees("‖ STEP 159", "rank 3 (node-0) is slow", "▲ slow backward")

@@ -158,7 +158,7 @@ async def test_hostile_text_in_the_end_of_a_run_is_shown_as_it_is():
         assert_in_order(stage, "hostile end")
 
 
-async def test_a_screen_that_is_gone_to_shows_the_latest_picture_from_its_first_frame_on(monkeypatch):
+async def test_a_screen_that_is_gone_to_shows_the_latest_run_view_from_its_first_frame_on(monkeypatch):
     frames = []
     display = Dashboard._display
 
@@ -185,7 +185,7 @@ async def test_a_screen_that_is_gone_to_shows_the_latest_picture_from_its_first_
             new = await stage.settle()
             seen = [frame for frame in frames if frame[1] == new[1]]
             assert seen
-            # The first line tells the time.
+            # The first line shows the time.
             assert all(frame[1:] == new[1:] for frame in seen)
             assert new[2:] != old[2:]
 

@@ -12,10 +12,10 @@ import pytest
 from ddpwatch.recording.reader import Recording
 from ddpwatch.session.playback import Playback
 from ddpwatch.simulator.scenario import Scenario
-from ddpwatch.tui import replay_feed as replayfeed
+from ddpwatch.tui import replay_feed as replay_feed_module
 from ddpwatch.tui.replay_app import AT_THE_END, ReplayDashboard
 from ddpwatch.tui.replay_feed import ReplayFeed
-from ddpwatch.tui.run_picker import Lobby
+from ddpwatch.tui.run_picker import RunPicker
 from tests.builders.kept_runs import SECOND_NS, tape
 from tests.builders.recordings import record_scenario
 from tests.tui.stage import Stage, staged
@@ -77,7 +77,7 @@ async def replayed(path, at="50%", size=(120, 40), *, playing=False, speed=1.0):
         app = ReplayDashboard(feed)
         async with app.run_test(size=size, notifications=True) as pilot:
             stage = Replayed(app, pilot)
-            await stage.until(lambda: app.run_view is not None and stage.pane == "overview", "the first picture")
+            await stage.until(lambda: app.run_view is not None and stage.pane == "overview", "the first run view")
             await stage.until(lambda: not playback.filling, "older steps")
             # The line of time is longer when nothing stands beside it any more.
             await stage.until(lambda: "reading the past" not in stage.bar, "that no more are looked for")
@@ -100,15 +100,15 @@ async def test_every_screen_says_that_it_is_a_replay_and_where(path):
         await stage.sees("go to where the next alert was opened")
 
 
-async def test_until_it_is_read_that_is_said_and_not_that_there_is_no_run(path):
+async def test_while_it_is_read_the_screen_says_so_and_not_that_there_is_no_run(path):
     with closing(Playback(Recording(path), playing=False)) as playback:
-        (choice,) = Lobby(ReplayFeed(playback, playback.first_sight_ns).opening).compose()
+        picker = RunPicker(ReplayFeed(playback, playback.first_sight_ns).opening)
 
-    (said,) = [line for line in choice._lobby(80, 24) if line]
-    assert "".join(cell.text for cell in said).strip() == f"Reading {path.name} …"
+    (line,) = [line for line in picker._draw_picker(80, 24) if line]
+    assert "".join(cell.text for cell in line).strip() == f"Reading {path.name} …"
 
 
-async def test_space_plays_and_stands_still_and_speed_is_chosen(path):
+async def test_space_plays_and_pauses_and_speed_is_chosen(path):
     async with replayed(path, "+2s") as stage:
         began_s = stage.passed_s
         await stage.press("plus", "plus", "plus")
@@ -257,7 +257,7 @@ async def test_the_arrows_go_through_the_steps_and_stand_still(path):
         await stage.until(lambda: stage.playback.pace.playing and stage.app.run_view.at is None, "it plays on")
 
 
-async def test_a_time_is_typed_and_what_is_none_is_told(path):
+async def test_a_time_is_typed_and_an_invalid_one_is_refused(path):
     async with replayed(path, "+1s") as stage:
         for text, at_s in (("14:13:29", 9.0), ("+3s", 3.0), ("25%", stage.playback.reel.total_ns / 4e9)):
             await stage.press("g")
@@ -297,7 +297,7 @@ async def test_a_click_on_the_line_goes_there(path):
 
 
 async def test_it_plays_into_the_next_attempt_by_itself(path, monkeypatch):
-    monkeypatch.setattr(replayfeed, "REST_S", 0.0)
+    monkeypatch.setattr(replay_feed_module, "REST_S", 0.0)
     async with replayed(path, "+8s", playing=True, speed=20.0) as stage:
         await stage.until(lambda: stage.playback.place == 1, "the next attempt")
         await stage.sees("attempt 2 of 2")
@@ -340,7 +340,7 @@ async def test_what_takes_long_to_be_filled_in_says_so_until_it_is_there(path, m
         return ""
 
     monkeypatch.setattr(Playback, "fill", nothing_yet)
-    monkeypatch.setattr(replayfeed, "LONG_FILL_S", 0.0)
+    monkeypatch.setattr(replay_feed_module, "LONG_FILL_S", 0.0)
     with closing(Playback(Recording(path), playing=False)) as playback:
         feed = ReplayFeed(playback, playback.reel.at(7 * SECOND_NS))
         async with ReplayDashboard(feed).run_test(size=(120, 40)) as pilot:
@@ -359,7 +359,7 @@ async def test_readings_of_gpus_leave_the_chart_of_steps_alone(path, monkeypatch
         feed = ReplayFeed(playback, playback.reel.at(7 * SECOND_NS))
         while playback.seeking:
             feed.advance()
-        feed.run_view(at=None, paused=False, anyway=True)
+        feed.run_view(at=None, paused=False, force=True)
         monkeypatch.setattr(feed, "_fill_due_s", 0.0)
         before = feed.timeline
         assert feed.advance()
@@ -425,7 +425,7 @@ async def test_a_live_run_has_no_line_for_it_and_its_keys_do_not_work():
 
 
 @pytest.mark.parametrize("size", [(120, 40), (80, 24)])
-async def test_trouble_with_a_recording_that_is_made_is_told_in_words(size):
+async def test_errors_of_a_recording_being_written_are_shown(size):
     from types import SimpleNamespace
 
     from ddpwatch.core.limits import DEFAULTS

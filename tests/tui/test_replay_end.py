@@ -1,4 +1,4 @@
-"""The end of a replay tells what the live dashboard told when the run ended, however one has got there."""
+"""The end of a replay shows what the live dashboard showed when the run ended, however it was reached."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ddpwatch.session.follow import RunFollower
 from ddpwatch.session.playback import Playback
 from ddpwatch.simulator.scenario import Fault, Scenario
 from ddpwatch.sources.frames import Frame
-from ddpwatch.tui import replay_feed as replayfeed
+from ddpwatch.tui import replay_feed as replay_feed_module
 from ddpwatch.tui.feed import Feed
 from ddpwatch.tui.replay_feed import ReplayFeed
 from ddpwatch.view.cells import plain
@@ -55,8 +55,8 @@ def lived(tmp_path_factory):
                 feed.advance()
                 while recorder._backlog:
                     time.sleep(0.001)
-                feed.run_view(at=None, paused=False, anyway=True)
-            return path, shown(feed.run_view(at=None, paused=False, anyway=True))
+                feed.run_view(at=None, paused=False, force=True)
+            return path, shown(feed.run_view(at=None, paused=False, force=True))
 
 
 def until(feed: ReplayFeed, condition) -> None:
@@ -74,7 +74,7 @@ def test_a_seek_to_the_end_shows_in_the_end_what_live_showed(lived):
     with closing(Playback(Recording(path), playing=False)) as playback:
         feed = ReplayFeed(playback, playback.reel.spans[-1].last_ns)
         until(feed, lambda: feed.ended)
-        early = shown(feed.run_view(at=None, paused=False, anyway=True))
+        early = shown(feed.run_view(at=None, paused=False, force=True))
         assert early[0] == was[0]
         assert any("all others are being read" in line for line in early), "it is no more than a part, and says so"
         until(feed, lambda: playback.whole.done)
@@ -82,7 +82,7 @@ def test_a_seek_to_the_end_shows_in_the_end_what_live_showed(lived):
 
 
 def test_it_is_read_once_and_gone_on_with_where_one_has_left(lived, monkeypatch):
-    monkeypatch.setattr(replayfeed, "FILL_S", 0.001)
+    monkeypatch.setattr(replay_feed_module, "FILL_S", 0.001)
     path, was = lived
     with closing(Playback(Recording(path), playing=False)) as playback:
         end_ns = playback.reel.spans[-1].last_ns
@@ -94,15 +94,15 @@ def test_it_is_read_once_and_gone_on_with_where_one_has_left(lived, monkeypatch)
         part = whole.part
         for _ in range(5):
             feed.advance()
-        assert whole.part == part, "nobody looks at the end"
+        assert whole.part == part, "the end is not shown"
         feed.seek(end_ns)
         until(feed, lambda: playback.whole.done)
         assert playback.whole is whole
-        assert shown(feed.run_view(at=None, paused=False, anyway=True)) == was
+        assert shown(feed.run_view(at=None, paused=False, force=True)) == was
 
 
 def test_standing_before_the_end_it_is_known_what_was_recorded_meanwhile(tmp_path, monkeypatch):
-    monkeypatch.setattr(replayfeed, "REFRESH_S", 0.0)
+    monkeypatch.setattr(replay_feed_module, "REFRESH_S", 0.0)
     reported, path = received("slow-backward"), tmp_path / "growing.ddpw"
     early = len(reported) // 12
     with closing(recorder_at(path)) as recorder:
@@ -119,14 +119,14 @@ def test_standing_before_the_end_it_is_known_what_was_recorded_meanwhile(tmp_pat
         assert not before.marks
 
 
-def test_standing_still_before_the_end_the_last_finished_step_is_told(lived):
+def test_paused_before_the_end_the_last_finished_step_is_shown(lived):
     path, _ = lived
     with closing(Playback(Recording(path), playing=False)) as playback:
         feed = ReplayFeed(playback, playback.reel.at(playback.reel.total_ns // 2))
         until(feed, lambda: not playback.seeking)
-        drawn = feed.run_view(at=None, paused=False, anyway=True)
+        drawn = feed.run_view(at=None, paused=False, force=True)
         assert drawn.by_steps
         assert f" step {drawn.last_step} " in plain(header_line(drawn, 160))
         playback.pace.playing = True
-        drawn = feed.run_view(at=None, paused=False, anyway=True)
+        drawn = feed.run_view(at=None, paused=False, force=True)
         assert f" step {drawn.totals.step} " in plain(header_line(drawn, 160))

@@ -1,6 +1,6 @@
-"""What the dashboard looks like, as pictures: a change of the drawing shows as a changed file.
+"""SVG snapshots of the dashboard: a change of the drawing shows as a changed file.
 
-python -m tests.tui.snapshots_update      # write them all anew, then look at every one that git shows as changed
+python -m tests.tui.snapshots_update      # write them all again, then look at every one that git shows as changed
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import pytest
 from ddpwatch.core.limits import DEFAULTS
 from ddpwatch.recording.reader import Recording
 from ddpwatch.session.playback import Playback
-from ddpwatch.tui import replay_app as replaying
-from ddpwatch.tui import run_picker as lobby
+from ddpwatch.tui import replay_app as replay_app_module
+from ddpwatch.tui import run_picker as run_picker_module
 from ddpwatch.tui.commands import screen_svg
 from ddpwatch.tui.feed import Feed
 from ddpwatch.tui.replay_feed import ReplayFeed
@@ -47,26 +47,26 @@ SIZES_OF = {"512-gpus": SIZES[1:2], REPLAY: SIZES[:2]}
 
 
 async def test_a_replay_looks_as_it_did(tmp_path, monkeypatch):
-    monkeypatch.setattr(replaying, "local_zone", lambda: timezone.utc)
+    monkeypatch.setattr(replay_app_module, "local_zone", lambda: timezone.utc)
     tape(tmp_path / "run.ddpw", "slow-backward", "healthy")
     playback = Playback(Recording(tmp_path / "run.ddpw"), playing=False, speed=10.0)
     changed = []
     with closing(ReplayFeed(playback, playback.reel.at(8_000_000_000))) as feed:
-        app = replaying.ReplayDashboard(feed)
+        app = replay_app_module.ReplayDashboard(feed)
         async with app.run_test(size=SIZES[0]) as pilot:
             stage = Stage(app, pilot)
-            await stage.until(lambda: app.run_view is not None and not playback.filling, "the first picture")
+            await stage.until(lambda: app.run_view is not None and not playback.filling, "the first run view")
             for columns, rows in SIZES_OF[REPLAY]:
                 await stage.resize(columns, rows)
-                svg = normalised(screen_svg(app, "ddpwatch"))
+                svg = normalized(screen_svg(app, "ddpwatch"))
                 changed += compare(f"{REPLAY}-{columns}x{rows}.svg", svg, tmp_path)
     assert not changed, "looks different; if that is meant: python -m tests.tui.snapshots_update\n" + "\n".join(changed)
 
 
 @pytest.mark.parametrize("state", [state for state in STATES if state != REPLAY])
 async def test_the_screen_looks_as_it_did(state, tmp_path, monkeypatch):
-    # The wait for a run is the only thing that tells the time of this machine.
-    monkeypatch.setattr(lobby, "time", SimpleNamespace(monotonic=lambda: 7.0, time=lambda: 1_790_000_000.0))
+    # Only the wait for a run shows the clock of this machine.
+    monkeypatch.setattr(run_picker_module, "time", SimpleNamespace(monotonic=lambda: 7.0, time=lambda: 1_790_000_000.0))
     script, key = STATES[state]
     follower = played(script) if script else None
     feed = Feed(DEFAULTS, follows=follower, find=list)
@@ -79,13 +79,13 @@ async def test_the_screen_looks_as_it_did(state, tmp_path, monkeypatch):
             await stage.press(key)
         for columns, rows in SIZES_OF.get(state, SIZES):
             await stage.resize(columns, rows)
-            svg = normalised(screen_svg(stage.app, "ddpwatch"))
+            svg = normalized(screen_svg(stage.app, "ddpwatch"))
             changed += compare(f"{state}-{columns}x{rows}.svg", svg, tmp_path)
     assert not changed, "looks different; if that is meant: python -m tests.tui.snapshots_update\n" + "\n".join(changed)
 
 
-def normalised(svg: str) -> str:
-    """Without the number that Rich works out of the content, and without blanks at the ends of lines."""
+def normalized(svg: str) -> str:
+    """Without the number that Rich derives from the content, and without blanks at the ends of lines."""
     svg = re.sub(r"terminal-\d+", "t", svg)
     return "\n".join(line.rstrip() for line in svg.splitlines() if line.strip()) + "\n"
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from ddpwatch.view.charts.phase_bar import PIECES
 from ddpwatch.view.glossary import GLOSSARY
 from ddpwatch.view.help import help_lines
-from ddpwatch.view.ranks.columns import LEFT, RIGHT
+from ddpwatch.view.ranks.columns import SORT_KEYS
 from tests.view.pages import assert_fits, page, texts, widths
 
 KEYS = [("1-6", "screens"), ("enter", "page of the selected rank"), ("?", "this help"), ("q", "quit")]
@@ -43,7 +43,7 @@ def test_no_term_is_explained_twice():
 
 def test_the_columns_of_the_rank_table_are_explained():
     known = {word.strip().casefold() for term in TERMS for word in term.split(",")}
-    titles = {column.title.casefold().replace("%", " %") for column in (*LEFT, *RIGHT)}
+    titles = {title.casefold().replace("%", " %") for title in SORT_KEYS}
 
     assert titles - known <= {"rank", "host", "pid", "state"}
 

@@ -7,13 +7,13 @@ from dataclasses import replace
 from ddpwatch import wire
 from ddpwatch.core.alerts.model import Finding, Moment, Severity
 from ddpwatch.core.metrics.timeline import Timeline
+from ddpwatch.view.columns import Ordering
 from ddpwatch.view.gpus.detail import gpu_curves
 from ddpwatch.view.gpus.host_usage import device_table
 from ddpwatch.view.gpus.table import gpu_page, gpu_table
 from ddpwatch.view.gpus.usage import gpu_rows
 from ddpwatch.view.overview import device_card
 from ddpwatch.view.ranks.detail import rank_page
-from ddpwatch.view.ranks.table import Ordering
 from ddpwatch.view.run_view import alerts_at, refreshed_view, run_view
 from tests.builders.fake_rank import make_beat, make_gpu, make_gpus, make_hello, make_snap, make_step
 from tests.view.pages import make_monitor, make_run_view, texts
@@ -113,7 +113,7 @@ def _resampled(shown):
         devices = device_table(shown, 120, 40, first=0)
     else:
         page = gpu_page(shown, Ordering())
-        devices = gpu_table(shown, page, 160, 40, first=0, chosen=None, ordering=Ordering())
+        devices = gpu_table(shown, page, 160, 40, first=0, chosen=None)
         devices += gpu_curves(gpu_rows(shown.rows)[0], 120, 20)
     return texts([*device_card(shown, 60), *devices, *rank_page(shown, 1, 120, 80)])
 

@@ -1,4 +1,4 @@
-"""Round numbers for the axes of a chart."""
+"""Scales of charts: where the axis ends, and round numbers for its ticks."""
 
 from __future__ import annotations
 
@@ -13,44 +13,44 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 OUTLIER: Final = 5.0
-"""Values so many times above nearly all others do not set the scale."""
+"""Values more than this many times the 95th percentile do not set the scale."""
 NEARLY_ALL: Final = 0.95
 ROOM_ABOVE: Final = 2.0
-"""Where they do not, it ends at so many times what nearly all stay below."""
+"""With such outliers the scale ends at this many times the 95th percentile."""
 ROWS_PER_TICK: Final = 2
 MAX_INTERVALS: Final = 4
 STEP_LABEL_COLUMNS: Final = 14
 LEAST: Final = 1e-12
-"""What is smaller is nothing."""
+"""Smaller values count as 0."""
 MOST: Final = 1e15
-"""Larger values are drawn as this: sums of them stay numbers."""
+"""Larger values are drawn as this, so that their sums stay finite."""
 _ROUND: Final = (1.0, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 10.0)
 _THOUSANDS: Final = ("", "k", "M", "G", "T", "P")
 
 
 def scale_top(values: NDArray[np.float64], marks: Sequence[float] = ()) -> float:
-    """What a scale from 0 must reach to show the values, and the marks with some room above."""
+    """The end of a scale from 0 that shows the values, and the marks with some room above."""
     known = values[np.isfinite(values) & (values > 0)]
     top = 0.0
     if len(known):
-        usual = float(np.quantile(known, NEARLY_ALL))
+        nearly_all = float(np.quantile(known, NEARLY_ALL))
         top = float(known.max())
-        if top > OUTLIER * usual:
-            top = ROOM_ABOVE * usual
+        if top > OUTLIER * nearly_all:
+            top = ROOM_ABOVE * nearly_all
     top = max([top, *(mark * 1.1 for mark in marks if math.isfinite(mark))])
     return top if top > LEAST else 1.0
 
 
 def round_ticks(top: float, rows: int) -> list[float]:
-    """Ticks from 0 to at least `top`: two to five of them, as many as so many rows bear."""
+    """Two to five ticks from 0 to at least `top`, depending on the rows."""
     intervals = min(max(rows // ROWS_PER_TICK, 1), MAX_INTERVALS)
     apart = _round_up(top / intervals)
     return [place * apart for place in range(math.ceil(top / apart - 1e-9) + 1)]
 
 
 def round_steps(per_column: int) -> int:
-    """How many steps apart the labels under a chart stand."""
-    # Even ones: 1.5 or 2.5 steps there are not.
+    """Number of steps between two labels under a chart."""
+    # A multiple of ten, because 1.5 or 2.5 steps make no label.
     return round(_round_up(STEP_LABEL_COLUMNS * per_column / 10)) * 10
 
 
@@ -65,6 +65,6 @@ def tick_text(value: float, unit: str) -> str:
 
 
 def _round_up(value: float) -> float:
-    """The next number that people count in."""
+    """The next round number."""
     power = 10.0 ** math.floor(math.log10(value))
     return next((part * power for part in _ROUND if part * power >= value * (1 - 1e-9)), 10 * power)

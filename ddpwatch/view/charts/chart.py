@@ -1,8 +1,7 @@
-"""Charts over steps, with axes, units and a legend. All of it reads without colour.
+"""Column charts over steps, with axes, units and a legend, readable without color.
 
-The field of a chart: stacked columns drawn into a grid of glyphs, solid ones to an eighth of a row.
-
-Steps onto the columns of a chart: what every drawing over time shares, so that they stand in line.
+`fold` maps steps to columns for all drawings over time, so that they stand in line; `Plot` draws stacked columns into a
+grid of glyphs.
 """
 
 from __future__ import annotations
@@ -27,15 +26,15 @@ if TYPE_CHECKING:
     from ddpwatch.view.cells import Line
 
 SOLID: Final = EIGHTHS[-1]
-"""The glyph of a band whose edge is told to an eighth of a row; others end with a row."""
+"""The glyph of a band whose edge is drawn to an eighth of a row; other bands end with a row."""
 NOTCH: Final = EIGHTHS[6]
-"""What a mark leaves of a solid row: a gap below its upper edge, through all columns."""
+"""A mark across solid columns: a gap at the upper edge of their row."""
 HALF_ROW: Final = 4
 BEYOND: Final = "▲"
-"""At the top of a column that goes on above the scale."""
+"""The top of a column that exceeds the scale."""
 DASH: Final = "╌"
 DASH_EVERY: Final = 4
-"""On top of columns a mark shows in every so-manieth, which leaves them readable."""
+"""Over shaded columns a mark is drawn in every fourth one, which leaves them readable."""
 _LEVELS: Final = tuple(Level)
 _NUMBER: Final = {level: number for number, level in enumerate(_LEVELS)}
 _EIGHTHS: Final = np.array(list(EIGHTHS))
@@ -43,18 +42,18 @@ _EIGHTHS: Final = np.array(list(EIGHTHS))
 
 @dataclass(frozen=True)
 class Band:
-    """One layer of the columns. What is not finite is not drawn."""
+    """One layer of stacked columns. Values that are not finite are not drawn."""
 
     name: str
     values: NDArray[np.float64]
     level: Level
     glyph: str
-    """Tells it apart without colour, wherever it fills a whole row."""
+    """Distinguishes the band without color, where it fills a whole row."""
 
 
 @dataclass(frozen=True)
 class Mark:
-    """A dashed line across the chart."""
+    """A dashed horizontal line."""
 
     value: float
     name: str
@@ -62,7 +61,7 @@ class Mark:
 
 
 def row_of(value: float, top: float, rows: int) -> int:
-    """The row, counted from below, in which a column of that height ends."""
+    """The row, counted from below, in which a column of this height ends."""
     return min(max(math.ceil(value / top * rows - 1e-9) - 1, 0), rows - 1)
 
 
@@ -70,22 +69,21 @@ class Plot:
     """A grid of `rows` by `columns`, where `top` is the upper edge."""
 
     def __init__(self, columns: int, rows: int, top: float) -> None:
-        """Begin with an empty one."""
         self.columns, self.rows, self.top = columns, rows, top
         self.beyond = False
-        """Whether a column goes on above the scale."""
+        """Whether a column exceeds the scale."""
         self._glyphs = np.full((rows, columns), " ")
         self._levels = np.full((rows, columns), _NUMBER[Level.PLAIN])
 
     def draw(self, bands: Sequence[Band]) -> None:
-        """The bands on top of each other, the first one lowest; one value a column, from the left."""
+        """Stack the bands, the first one lowest; each has one value per column, from the left."""
         heights = np.array([band.values for band in bands]) / self.top * self.rows
         known = np.isfinite(heights).any(axis=0)
         heights = np.where(np.isfinite(heights), np.maximum(heights, 0.0), 0.0)
         tops = heights.cumsum(axis=0)
         bottoms = tops - heights
         total = tops[-1]
-        # However little it is, it is not nothing.
+        # Any value above 0 is visible.
         eighths = np.where(known, np.maximum(np.rint(np.minimum(total, self.rows) * 8), total > 0), 0).astype(np.int64)
         band_glyphs = np.array([band.glyph for band in bands])
         band_levels = np.array([_NUMBER[band.level] for band in bands])
@@ -93,9 +91,9 @@ class Plot:
         used = slice(0, len(total))
         for row in range(self.rows):
             filled = np.clip(eighths - 8 * row, 0, 8)
-            # A row that bands share belongs to the one with most of it.
+            # A row shared by bands belongs to the one that takes most of it.
             owner = (np.minimum(tops, row + 1) - np.maximum(bottoms, row)).argmax(axis=0)
-            # The edge of a shaded band is shaded, too: solid, it would look like another band on top of it.
+            # The edge of a shaded band is shaded: solid, it would look like another band on top of it.
             shaded = ~solid[owner] & (row > 0)
             edge = np.where(shaded, np.where(filled >= HALF_ROW, band_glyphs[owner], " "), _EIGHTHS[filled])
             self._glyphs[-1 - row, used] = np.where(filled == 8, band_glyphs[owner], edge)
@@ -105,7 +103,7 @@ class Plot:
         self.beyond = bool(len(beyond))
 
     def draw_mark(self, mark: Mark) -> None:
-        """Its line: whole where nothing is, a notch in solid columns, here and there on shaded ones, no edge."""
+        """Dashes where the row is empty and on every fourth shaded column, a notch in solid ones; edges stay."""
         row = self.rows - 1 - row_of(mark.value, self.top, self.rows)
         across = np.arange(self.columns)
         self._glyphs[row, self._glyphs[row] == SOLID] = NOTCH
@@ -114,17 +112,17 @@ class Plot:
         self._put(row, across[free], DASH, mark.level)
 
     def draw_cursor(self, column: int) -> None:
-        """A line down to the column of that place."""
-        free = [row for row in range(self.rows) if self._glyphs[row, column] in {" ", DASH}]
-        for row in free:
-            self._put(row, np.array([column]), "│", Level.STRONG)
-        self._put(0, np.array([column]), "▼", Level.STRONG)
+        """Draw a line down to a column."""
+        for row in range(self.rows):
+            if self._glyphs[row, column] in {" ", DASH}:
+                self._put(row, column, "│", Level.STRONG)
+        self._put(0, column, "▼", Level.STRONG)
 
     def lines(self) -> list[Line]:
-        """The rows from above, each exactly as wide as the plot."""
+        """The rows from top to bottom, each as wide as the plot."""
         return [self._line(row) for row in range(self.rows)]
 
-    def _put(self, row: int, columns: NDArray[np.int64], glyph: str, level: Level) -> None:
+    def _put(self, row: int, columns: NDArray[np.int64] | int, glyph: str, level: Level) -> None:
         self._glyphs[row, columns] = glyph
         self._levels[row, columns] = _NUMBER[level]
 
@@ -138,38 +136,38 @@ class Plot:
 
 @dataclass(frozen=True)
 class Folding:
-    """Which steps share a column. A column that no step falls into stays empty: a gap is shown, not closed."""
+    """Which steps share a column. A column without steps stays empty: gaps are shown, not closed."""
 
     first: int
     """The first step of the first column."""
     per_column: int
-    """Steps to a column."""
+    """Steps per column."""
     columns: int
     """Columns in use; the newest step is in the last one."""
     kept: slice
-    """Those of the given steps that are shown."""
+    """The given steps that are shown."""
     starts: IntArray
-    """Where the steps of each column that has any begin, among those kept."""
+    """For each column that has steps, the index of its first one among those kept."""
     places: IntArray
-    """The columns that these are."""
+    """The numbers of these columns."""
 
     def column_of(self, step: int) -> int | None:
-        """The column of a step; None = it is not shown."""
+        """The column of a step; None = not shown."""
         column = (step - self.first) // self.per_column
         return column if 0 <= column < self.columns else None
 
     def spread(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Values of the columns that have steps, as values of all columns; nan in the others."""
+        """Values of the columns that have steps, with nan for the others."""
         spread = np.full(self.columns, np.nan)
         spread[self.places] = values
         return spread
 
 
 def fold(steps: IntArray, columns: int) -> Folding | None:
-    """Ascending steps on at most so many columns; None where there is nothing to show.
+    """Map ascending steps to at most `columns`; None = there is nothing to show.
 
-    Columns begin at multiples of their number of steps: a new step changes the last column only, and a chart that
-    moves does not flicker. What does not fill a column at the old end is left out.
+    Columns begin at multiples of their number of steps, so that a new step changes only the last column and a moving
+    chart does not flicker. Steps that do not fill a column at the old end are left out.
     """
     if not len(steps) or columns < 1:
         return None
@@ -183,15 +181,13 @@ def fold(steps: IntArray, columns: int) -> Folding | None:
     return Folding(first * per_column, per_column, last - first + 1, slice(begin, len(steps)), starts, column[starts])
 
 
-__all__ = ["Band", "How", "Mark", "chart"]
-
 How: TypeAlias = Literal["mean", "max"]
-"""What a column shows of several steps: the mean for shares, the largest where a spike must not get lost."""
+"""How steps of one column are combined: the mean for shares, the maximum where a spike must not get lost."""
 
 GUTTER_COLUMNS: Final = 9
-"""Room for the labels of the axis, always the same: charts stand in line, and do not jump when a label grows."""
+"""Room for the labels of the axis, always the same, so that charts stand in line and do not jump."""
 MIN_PLOT_COLUMNS: Final = 12
-"""With less room than this for the columns, the labels are left out."""
+"""With fewer columns than this for the plot, the labels are left out."""
 ROWS_FOR_LEGEND: Final = 3
 ROWS_FOR_AXIS: Final = 5
 ROWS_FOR_RULE: Final = 9
@@ -208,10 +204,10 @@ def chart(
     marks: Sequence[Mark] = (),
     cursor: int | None = None,
 ) -> list[Line]:
-    """The bands on top of each other over ascending `steps`, with one value a step; empty without a finite value.
+    """A stacked column chart over ascending `steps`, with one value of each band per step; empty without finite values.
 
-    A single band is a plain column chart. The step at the `cursor` gets a line and its number. Where there is little
-    room the axes go first, then the legend. Columns far above all others end in `▲` and do not flatten the rest.
+    The step at the `cursor` gets a line and its number. Where there is little room the axes are dropped first, then the
+    legend. Columns far above all others end in `▲` and do not flatten the rest.
     """
     has_axis = rows >= ROWS_FOR_AXIS and columns >= GUTTER_COLUMNS + MIN_PLOT_COLUMNS
     has_rule = has_axis and rows >= ROWS_FOR_RULE
@@ -233,13 +229,15 @@ def chart(
         plot.draw_cursor(column)
     lines = plot.lines()
     if has_axis:
-        # Nothing stands on the line below, if there is one: so all ticks are equally far apart.
+        # With a rule, the tick at 0 is on it, and all ticks are equally far apart.
         gutter = _gutter(ticks[has_rule:], marks, plot, unit)
         labels = _step_labels(folding, plot.columns, cursor)
         lines = [[label, *line] for label, line in zip(gutter, lines, strict=True)]
         if has_rule:
-            nothing = pad(tick_text(ticks[0], unit), GUTTER_COLUMNS - 2, right=True)
-            lines.append([Cell(f"{nothing} └{_rule(labels, plot.columns)}", Level.DIM)])
+            zero = pad(tick_text(ticks[0], unit), GUTTER_COLUMNS - 2, right=True)
+            at = {column for column, _ in labels}
+            rule = "".join("┬" if column in at else "─" for column in range(plot.columns))
+            lines.append([Cell(f"{zero} └{rule}", Level.DIM)])
         lines.append([Cell(pad("step  ", GUTTER_COLUMNS, right=True), Level.DIM), *_placed(labels)])
     if has_legend:
         indent = Cell(" " * (GUTTER_COLUMNS * has_axis))
@@ -249,7 +247,7 @@ def chart(
 
 
 def _folded(band: Band, folding: Folding, how: How) -> Band:
-    """The band with one value a column."""
+    """The band with one value per column."""
     values = band.values[folding.kept]
     known = np.isfinite(values)
     values = np.where(known, np.clip(values, 0.0, MOST), 0.0)
@@ -262,7 +260,7 @@ def _folded(band: Band, folding: Folding, how: How) -> Band:
 
 
 def _gutter(ticks: Sequence[float], marks: Sequence[Mark], plot: Plot, unit: str) -> list[Cell]:
-    """The labels left of the plot, from above; a mark's goes before a tick's."""
+    """Labels left of the plot, from the top; one of a mark replaces one of a tick."""
     labels = {row: Cell(" " * (GUTTER_COLUMNS - 1) + "│", Level.DIM) for row in range(plot.rows)}
     wanted = [(tick, "┤", Level.DIM) for tick in ticks] + [(mark.value, "┼", mark.level) for mark in marks]
     for value, end, level in wanted:
@@ -272,7 +270,7 @@ def _gutter(ticks: Sequence[float], marks: Sequence[Mark], plot: Plot, unit: str
 
 
 def _step_labels(folding: Folding, columns: int, cursor: int | None) -> list[tuple[int, Cell]]:
-    """Where step numbers stand below the plot. The cursor's comes before all others; none touches another."""
+    """Step numbers below the plot by column. The cursor's has priority; none touches another."""
     last = folding.first + folding.columns * folding.per_column - 1
     apart = round_steps(folding.per_column)
     first_round = -(-folding.first // apart) * apart
@@ -300,15 +298,10 @@ def _placed(labels: list[tuple[int, Cell]]) -> Line:
     return line
 
 
-def _rule(labels: list[tuple[int, Cell]], columns: int) -> str:
-    ticks = {column for column, _ in labels}
-    return "".join("┬" if column in ticks else "─" for column in range(columns))
-
-
 def _legend(
     bands: Sequence[Band], marks: Sequence[Mark], folding: Folding, how: How, columns: int, *, beyond: bool
 ) -> Line:
-    """What is what. The words on how steps were folded become fewer until all fits."""
+    """The legend, with as many words on the folding of steps as fit."""
     line: Line = []
     for band in bands:
         line += [Cell(band.glyph, band.level), Cell(f" {band.name}   ", Level.DIM)]

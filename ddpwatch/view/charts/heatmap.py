@@ -1,6 +1,6 @@
-"""Ranks by time: how far each rank's own work was above that of the middle rank, as a map that shows who is slow.
+"""Heat map of ranks over time: how far each rank's own work was above that of the median rank.
 
-Costs the same few milliseconds for 8 ranks and for 8192: everything is folded in arrays before a line is drawn.
+It takes the same few milliseconds for 8 ranks and for 8192, because arrays are folded before a line is drawn.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ HEAT: Final = (
     (20, "▓", Level.HEAT_3),
     (40, "█", Level.HEAT_4),
 )
-"""From so many per cent of the step above the middle rank; a straggler begins to be one at 5."""
+"""Glyphs by percent of the step above the median rank; 5 % is the default threshold of a straggler."""
 CALM_STEPS: Final = 8
-"""Where ranks share a line, a place is the mean of at least so many steps: one of many ranks always has a hiccup."""
+"""Where ranks share a line, a glyph is the mean of at least this many steps: one of many ranks always has a hiccup."""
 ROWS_FOR_NOTE: Final = 3
 MAX_HOST_COLUMNS: Final = 16
 MIN_MAP_COLUMNS: Final = 8
-"""With less room than this for the map, the labels are left out."""
+"""With fewer columns than this for the map, the labels are left out."""
 _BLANK: Final = len(HEAT)
 _GLYPHS: Final = (*((glyph, level) for _, glyph, level in HEAT), (" ", Level.PLAIN))
 _FROM: Final = np.array([percent for percent, _, _ in HEAT[1:]])
@@ -50,7 +50,7 @@ class Rows:
     starts: IntArray
     labels: list[str]
     notes: tuple[str, ...] = ("",)
-    """What is folded, in ever fewer words."""
+    """What is folded, in a long and a short version."""
 
 
 def heat_map(
@@ -62,34 +62,34 @@ def heat_map(
     *,
     hosts: Sequence[str] | None = None,
 ) -> list[Line]:
-    """The map of `excess` (rank, step), as `Timeline.excess` gives it, with the newest step at the right.
+    """The map of `Timeline.excess` (rank, step), with the newest step at the right. Blank = not known.
 
-    Where steps share a column, a rank shows the mean of them, which one that is slow in every fourth step still
-    raises, and a single hiccup hardly. Where ranks share a line, the worst of them shows: hosts each get a line if
-    `hosts` names one for every rank and there is room. The last line says what was folded. Blank = not known.
+    Steps that share a column show their mean, which a rank that is slow in every fourth step raises and a single hiccup
+    hardly does. Ranks that share a line show the worst of them; each host gets a line if `hosts` names one for every
+    rank and there is room. The last line describes the folding.
     """
     if columns < 1 or rows < 1 or not len(ranks) or not len(steps):
         return []
     note_rows = 1 if rows >= ROWS_FOR_NOTE else 0
-    lines_of = rows_of(ranks, rows - note_rows, hosts)
-    label_columns = max(map(columns_of, lines_of.labels)) + 1
+    grouping = rows_of(ranks, rows - note_rows, hosts)
+    label_columns = max(map(columns_of, grouping.labels)) + 1
     if columns - label_columns < MIN_MAP_COLUMNS:
         label_columns = 0
     folding = fold(steps, columns - label_columns)
     if folding is None:
         return []
-    heat = _heat(excess[:, folding.kept], folding, lines_of.starts)
+    heat = _heat(excess[:, folding.kept], folding, grouping.starts)
     lines: list[Line] = []
-    for label, row in zip(lines_of.labels, heat, strict=True):
+    for label, row in zip(grouping.labels, heat, strict=True):
         lines.append([Cell(pad(label, label_columns), Level.DIM)] if label_columns else [])
         lines[-1] += _cells(row)
     if note_rows:
-        lines.append([Cell(_note(steps[folding.kept], folding, lines_of.notes, columns), Level.DIM)])
+        lines.append([Cell(_note(steps[folding.kept], folding, grouping.notes, columns), Level.DIM)])
     return lines
 
 
 def heat_legend(columns: int) -> Line:
-    """What the glyphs of the map stand for, in one line: the words become fewer until they fit."""
+    """The legend in one line, with as many words as fit."""
     glyphs: Line = []
     for percent, glyph, level in HEAT[1:]:
         glyphs += [Cell(f" {glyph}", level), Cell(f" {percent} %", Level.DIM)]
@@ -101,26 +101,25 @@ def heat_legend(columns: int) -> Line:
 
 
 def rows_of(ranks: Sequence[int], rows: int, hosts: Sequence[str] | None) -> Rows:
-    """All ranks on at most so many lines: each for itself, by host, or in groups of one size."""
+    """Map ranks to at most `rows` lines: one rank each, one host each, or groups of equal size."""
     if len(ranks) <= rows:
-        labels = [f"r{rank}" for rank in ranks]
-        return Rows(np.arange(len(ranks)), _aligned(labels))
+        return Rows(np.arange(len(ranks)), _aligned([f"r{rank}" for rank in ranks]))
     if hosts is not None and (by_host := _by_host(hosts, rows)):
         return by_host
-    # A power of two, as ranks come in hosts and hosts in racks.
-    together = 1 << (-(-len(ranks) // rows) - 1).bit_length()
-    starts = np.arange(0, len(ranks), together)
+    # Powers of two match the usual sizes of hosts and racks.
+    per_line = 1 << (-(-len(ranks) // rows) - 1).bit_length()
+    starts = np.arange(0, len(ranks), per_line)
     ends = [*starts[1:].tolist(), len(ranks)]
     labels = [
         f"r{ranks[start]}-{ranks[end - 1]}" if end - start > 1 else f"r{ranks[start]}"
         for start, end in zip(starts.tolist(), ends, strict=True)
     ]
-    notes = (f"each line = {together} ranks, the worst of them shows", f"{together} ranks a line, the worst shows")
+    notes = (f"each line = {per_line} ranks, the worst of them shows", f"{per_line} ranks a line, the worst shows")
     return Rows(starts, _aligned(labels), notes)
 
 
 def _by_host(hosts: Sequence[str], rows: int) -> Rows | None:
-    """A line a host; None if there are too many, or the ranks of one do not stand together."""
+    """One line per host; None if there are too many hosts, or the ranks of one are not contiguous."""
     starts = [place for place, host in enumerate(hosts) if not place or hosts[place - 1] != host]
     names = [hosts[start] for start in starts]
     if len(starts) > rows or len(set(names)) < len(names) or not all(names):
@@ -137,16 +136,16 @@ def _aligned(labels: list[str]) -> list[str]:
 
 
 def _heat(excess: NDArray[np.uint8], folding: Folding, row_starts: IntArray) -> NDArray[np.int64]:
-    """An entry of `_GLYPHS` for each line and column."""
-    # The timeline keeps the ranks of a step together: sums along them are far faster than any other way.
+    """Index into `_GLYPHS` for each line and column."""
+    # The timeline stores the ranks of a step contiguously: sums along them are by far the fastest.
     by_step = np.ascontiguousarray(excess.T)
     calm_steps = CALM_STEPS if len(row_starts) < by_step.shape[1] else 1
     worst = np.empty((len(row_starts), len(folding.starts)), dtype=np.float32)
     ends = [*folding.starts[1:].tolist(), len(by_step)]
     for place, (start, end) in enumerate(zip(folding.starts.tolist(), ends, strict=True)):
-        # The last column is filling up: it borrows from the one before, or one step alone would flare up in it.
-        least = max(calm_steps, folding.per_column if place == len(ends) - 1 else 1)
-        begin = max(0, min(start, end - least))
+        # The last column is filling up: it borrows steps of the one before, or a single step would flare up in it.
+        min_steps = max(calm_steps, folding.per_column if place == len(ends) - 1 else 1)
+        begin = max(0, min(start, end - min_steps))
         worst[:, place] = np.maximum.reduceat(_means(by_step[begin : max(end, calm_steps)]), row_starts)
     heat = np.full((len(row_starts), folding.columns), _BLANK)
     heat[:, folding.places] = np.where(worst < 0, _BLANK, np.searchsorted(_FROM, worst, side="right"))
@@ -154,7 +153,7 @@ def _heat(excess: NDArray[np.uint8], folding: Folding, row_starts: IntArray) -> 
 
 
 def _means(by_step: NDArray[np.uint8]) -> NDArray[np.float32]:
-    """The mean of every rank; below 0 for one that has none of the steps, so that any other one is worse."""
+    """Mean of every rank; -1 for a rank without any of the steps, so that every other rank is worse."""
     sums = np.add.reduce(by_step, axis=0, dtype=np.uint32)
     if by_step.max() < NOT_KNOWN:
         all_means: NDArray[np.float32] = sums.astype(np.float32) / np.float32(len(by_step))
@@ -175,7 +174,7 @@ def _cells(row: NDArray[np.int64]) -> Line:
 
 
 def _note(steps: IntArray, folding: Folding, notes: Sequence[str], columns: int) -> str:
-    """What was folded and which steps these are, in the most words that fit; empty = none do."""
+    """The folding and the range of steps, in as many words as fit."""
     first, last = count(int(steps[0])), count(int(steps[-1]))
     whole, short = notes[0], notes[-1]
     folded = folding.per_column > 1

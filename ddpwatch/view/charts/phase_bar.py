@@ -1,7 +1,4 @@
-"""One step of one rank as a bar: each phase has its own glyph, so the bar reads without colour.
-
-Where a step's time went, one bar a rank; of many ranks the worst, a typical one, and the means of the hosts.
-"""
+"""Where a step's time goes, as bars: one step in glyphs for the terminal, mean steps of ranks for the report."""
 
 from __future__ import annotations
 
@@ -25,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Piece(NamedTuple):
-    """One kind of time in the bar."""
+    """One kind of time in the bar, with a glyph of its own, so that the bar reads without color."""
 
     name: str
     glyph: str
@@ -42,13 +39,13 @@ PIECES: Final = (
     Piece("optimizer", "▞", Level.OPTIMIZER),
     Piece("other", "·", Level.OTHER),
 )
-"""In the order of a step. `sync` shows as waiting for others, then the wire itself, or as what cannot be split."""
+"""In the order of a step. `sync` is split into waiting and wire, or shown unsplit where that is not possible."""
 UNSPLIT: Final = PIECES[5]
 
 
 def phase_bar(figures: RankFigures, full_ns: float, columns: int) -> Line:
-    """The bar, where `full_ns` takes all the columns. Exactly `columns` wide."""
-    # Medians are taken apart from each other: a wait may exceed the median sync by a hair.
+    """A bar of exactly `columns`, which a step of `full_ns` fills."""
+    # These are separate medians: a wait may slightly exceed the median sync.
     wait_ns = None if figures.wait_ns is None else min(figures.wait_ns, figures.sync_ns)
     times_ns = (
         figures.data_ns,
@@ -60,7 +57,7 @@ def phase_bar(figures: RankFigures, full_ns: float, columns: int) -> Line:
         figures.optimizer_ns,
         figures.other_ns,
     )
-    # For the same reason the phases may add up to more than the step; they are then shrunk to fit.
+    # For the same reason the phases may add up to more than the step: then the scale is larger.
     full_ns = max(full_ns, sum(times_ns), 1.0)
     lengths = _lengths([time_ns / full_ns * columns for time_ns in times_ns])
     bar = [Cell(piece.glyph * length, piece.level) for piece, length in zip(PIECES, lengths, strict=True) if length]
@@ -68,7 +65,7 @@ def phase_bar(figures: RankFigures, full_ns: float, columns: int) -> Line:
 
 
 def legend(*, split: bool = True) -> Line:
-    """What the glyphs stand for, where `sync` is split into waiting and wire, or where it cannot be."""
+    """The legend of the glyphs, with `sync` split into waiting and wire or not."""
     line: Line = []
     for piece in PIECES:
         if piece.name in ({UNSPLIT.name} if split else {"waiting", "wire"}):
@@ -78,7 +75,7 @@ def legend(*, split: bool = True) -> Line:
 
 
 def _lengths(exact: list[float]) -> list[int]:
-    """Whole columns for each piece, with their sum right: the largest remainders are rounded up."""
+    """Round to whole columns by the largest remainder method, which keeps the sum."""
     lengths = [int(value) for value in exact]
     spare = round(sum(exact)) - sum(lengths)
     by_remainder = sorted(range(len(exact)), key=lambda place: lengths[place] - exact[place])
@@ -88,8 +85,9 @@ def _lengths(exact: list[float]) -> list[int]:
 
 
 PARTS: Final = ("data", "forward", "backward", "optimizer", "other", "wire", "waiting", "sync")
-"""Of a bar, in order. `sync` stands alone where wire and waiting cannot be told apart, or a rank has nobody to meet."""
+"""Parts of a report bar, in order. `sync` replaces wire and waiting where they cannot be split."""
 MAX_BARS: Final = 32
+"""With more ranks than this, the report shows only the worst ones, a typical one, and means of hosts."""
 WORST_BARS: Final = 8
 HOST_BARS: Final = 12
 
@@ -108,12 +106,12 @@ class RankBar:
 
     @property
     def self_ns(self) -> float:
-        """Own work."""
+        """Own work, without sync."""
         return sum(ns for part, ns in self.parts_ns.items() if part not in {"wire", "waiting", "sync"})
 
 
 def rank_bars(aggregate: RunAggregate) -> list[RankBar]:
-    """Of all ranks in their order, or folded where there are more than a page should have."""
+    """One bar per rank; with more than `MAX_BARS` ranks the worst, a typical one, and means of hosts."""
     phases_ns, waits_ns = aggregate.phases_ns(), aggregate.waits_ns()
     if len(aggregate.ranks) < 2:
         waits_ns = np.full_like(waits_ns, np.nan)
@@ -131,7 +129,7 @@ def rank_bars(aggregate: RunAggregate) -> list[RankBar]:
 def _host_bars(
     hosts: Sequence[str], rows: NDArray[np.int64], phases_ns: NDArray[np.float64], waits_ns: NDArray[np.float64]
 ) -> list[RankBar]:
-    """Those whose ranks work longest, in the mean."""
+    """Means of the hosts whose ranks work longest."""
     of_host: dict[str, list[int]] = {}
     for row in rows.tolist():
         of_host.setdefault(hosts[row], []).append(row)

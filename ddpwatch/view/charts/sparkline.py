@@ -1,8 +1,8 @@
-"""A line of numbers in one row of a terminal."""
+"""Sparklines: a series of numbers as block characters in one or more rows."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import numpy as np
 
@@ -16,37 +16,27 @@ if TYPE_CHECKING:
 
     from ddpwatch.view.cells import Line
 
+    Values: TypeAlias = Sequence[float] | NDArray[np.floating[Any]]
+
 EIGHTHS: Final = " ▁▂▃▄▅▆▇█"
-"""Blocks by how many eighths of the row they fill."""
+"""Blocks by the eighths of a row that they fill."""
 ROOM_ABOVE_MEDIAN: Final = 2.0
 
 
-def spark(
-    values: Sequence[float] | NDArray[np.floating[Any]],
-    columns: int,
-    *,
-    level: Level = Level.PLAIN,
-    top: float | None = None,
-) -> Line:
-    """The values from old to new, exactly `columns` wide. Where several share a column the largest shows.
+def spark(values: Values, columns: int, *, level: Level = Level.PLAIN, top: float | None = None) -> Line:
+    """A sparkline of exactly `columns`, from old to new. A column with several values shows the largest.
 
-    The scale begins at 0 and ends at the largest value, or at twice the middle one if that is more. So a series that
-    hardly changes is a flat line at half height, its noise is not blown up, and a spike stands out by what it is. A
-    few values far above all others fill their column and do not flatten the rest. With `top` the scale ends there. What
-    is not finite is blank; what is below 0 is drawn as 0.
+    The scale goes from 0 to the largest value, or to twice the median if that is more: a series that hardly changes is
+    a flat line at half height, and its noise is not magnified. A few values far above all others do not flatten the
+    rest. With `top` the scale ends there. Values that are not finite are blank, negative ones 0.
     """
     return sparks(values, columns, 1, level=level, top=top)[0]
 
 
 def sparks(
-    values: Sequence[float] | NDArray[np.floating[Any]],
-    columns: int,
-    rows: int,
-    *,
-    level: Level = Level.PLAIN,
-    top: float | None = None,
+    values: Values, columns: int, rows: int, *, level: Level = Level.PLAIN, top: float | None = None
 ) -> list[Line]:
-    """The same over several rows, which make one curve."""
+    """The same curve over several rows."""
     if columns < 1:
         return [[] for _ in range(rows)]
     heights = _eighths(_largest(np.asarray(values, dtype=np.float64), columns), top, rows)
@@ -57,12 +47,12 @@ def sparks(
 
 
 def _largest(values: NDArray[np.float64], columns: int) -> NDArray[np.float64]:
-    """At most so many values, each the largest of as many; nan where none is finite."""
+    """Fold into at most `columns` values by maximum; nan where none is finite."""
     if not len(values):
         return values
     values = np.where(np.isfinite(values), np.maximum(values, 0.0), -1.0)
     together = -(-len(values) // columns)
-    # Whole columns counted from the new end: the newest value is always in a full one.
+    # Columns are counted from the new end, so that the newest value is in a full one.
     short = -len(values) % together
     filled = np.concatenate([np.full(short, -1.0), values])
     largest: NDArray[np.float64] = filled.reshape(-1, together).max(axis=1)

@@ -1,7 +1,4 @@
-"""Everything that is known of one GPU, as names and sentences.
-
-How the figures of one GPU went: a line each, over the same time.
-"""
+"""The details of one GPU: all its readings in words, and their curves over time."""
 
 from __future__ import annotations
 
@@ -13,8 +10,8 @@ from ddpwatch.core.state.gpu import reasons_text, xid_meaning
 from ddpwatch.core.units import UNPROVEN, count, duration, percent, size
 from ddpwatch.view.cells import Cell, Level, fit, pad
 from ddpwatch.view.charts.sparkline import sparks
-from ddpwatch.view.gpus.columns import memory_parts, used_of
-from ddpwatch.view.gpus.usage import WORTH_SAYING_PERCENT, held_by, waiting_percent, waits_now
+from ddpwatch.view.gpus.columns import memory_parts, memory_text
+from ddpwatch.view.gpus.usage import WORTH_SAYING_PERCENT, is_waiting, throttle_reasons, waiting_percent
 from ddpwatch.view.layout import FACT_COLUMNS, beside, facts, heading, paragraph
 
 if TYPE_CHECKING:
@@ -45,30 +42,29 @@ OTHER_REASONS: Final = {
     "board_limit": "at a limit of its board",
     "reliability": "held for reliability",
 }
-"""Why clocks are what they are, where that is no trouble."""
+"""Reasons for lower clocks that are not throttling."""
 
 
 def gpu_detail(entry: GpuRow, columns: int) -> list[Line]:
-    """One GPU: who it is, what it does, who uses it, and why figures are absent."""
+    """One GPU: its name, its readings, the processes on it, and why readings are absent."""
     row, gpu = entry
     rank = row.state
     if gpu is None:
         why = rank.gpus.latest.why if rank.gpus.latest else ""
         text = f"No GPU of this rank is read: {why}." if why else "This rank has told of no GPU."
         return paragraph(text, columns, Level.DIM, lead=[Cell(f"rank {rank.rank}  ", Level.STRONG)])
-    who = [Cell(f"rank {rank.rank} · {gpu.device}", Level.STRONG)]
-    where = "  ".join(part for part in (gpu.name, rank.host, gpu.uuid) if part)
-    top = [fit([*who, Cell(f"  {where}", Level.DIM)], columns)]
-    doing, using = gpu_facts(row, gpu), _users(row, gpu)
+    where = "  ".join(filter(None, (gpu.name, rank.host, gpu.uuid)))
+    top = fit([Cell(f"rank {rank.rank} · {gpu.device}", Level.STRONG), Cell(f"  {where}", Level.DIM)], columns)
+    readings, users = gpu_facts(row, gpu), _users(row, gpu)
     if columns < WIDE_COLUMNS:
-        # What the list does not show comes first.
-        return [*top, *facts([*doing[:2], *using, *doing[2:]], columns)]
+        # What the table does not show comes first.
+        return [top, *facts([*readings[:2], *users, *readings[2:]], columns)]
     left = columns * 3 // 5 - 2
-    return [*top, *beside(facts(doing, left), facts(using, columns - left - 3), left)]
+    return [top, *beside(facts(readings, left), facts(users, columns - left - 3), left)]
 
 
 def gpu_facts(row: Row, gpu: Gpu) -> list[tuple[str, str]]:
-    """What it does now; figures that are absent are left out."""
+    """The readings in words; absent ones are left out."""
     pairs = [
         ("utilisation", _utilisation(row, gpu)),
         ("memory", _memory(gpu)),
@@ -81,7 +77,7 @@ def gpu_facts(row: Row, gpu: Gpu) -> list[tuple[str, str]]:
 
 
 def absences(gpu: Gpu) -> str:
-    """Which figures are absent, and why; those with the same reason together."""
+    """Which readings are absent, grouped by reason."""
     by_reason: dict[str, list[str]] = {}
     for name, why in gpu.absent.items():
         by_reason.setdefault(why, []).append(NAMES.get(name, name))
@@ -95,7 +91,7 @@ def _utilisation(row: Row, gpu: Gpu) -> str:
         return ""
     text = f"{gpu.util_percent} %"
     waiting = waiting_percent(row, gpu)
-    if waits_now(row) and waiting:
+    if is_waiting(row) and waiting:
         text += ", and that is waiting in all-reduce"
     elif waiting is not None and waiting >= WORTH_SAYING_PERCENT:
         text += f", of it {waiting:.0f} waiting in all-reduce"
@@ -106,7 +102,7 @@ def _memory(gpu: Gpu) -> str:
     parts = memory_parts(gpu)
     if parts is None or gpu.used_bytes is None:
         return ""
-    text = used_of(gpu.used_bytes, gpu.total_bytes or 0)
+    text = memory_text(gpu.used_bytes, gpu.total_bytes or 0)
     if gpu.total_bytes:
         text += f" ({percent(gpu.used_bytes / gpu.total_bytes)})"
     text += ": " + ", ".join(f"{name} {size(part)}" for name, part in parts if part)
@@ -118,24 +114,26 @@ def _memory(gpu: Gpu) -> str:
 
 def _clocks(gpu: Gpu) -> str:
     parts = [
-        _of("SM", gpu.sm_mhz, gpu.sm_max_mhz, "MHz"),
-        _of("memory", gpu.memory_mhz, gpu.memory_max_mhz, "MHz"),
-        reasons_text(held_by(gpu)),
+        _clock("SM", gpu.sm_mhz, gpu.sm_max_mhz),
+        _clock("memory", gpu.memory_mhz, gpu.memory_max_mhz),
+        reasons_text(throttle_reasons(gpu)),
         *(OTHER_REASONS[reason] for reason in gpu.throttle if reason in OTHER_REASONS),
     ]
-    return ", ".join(part for part in parts if part)
+    return ", ".join(filter(None, parts))
 
 
-def _of(name: str, value: int | None, most: int | None, unit: str) -> str:
-    return "" if value is None else f"{name} {value}{f' of {most}' if most else ''} {unit}"
+def _clock(name: str, mhz: int | None, max_mhz: int | None) -> str:
+    return "" if mhz is None else f"{name} {mhz}{f' of {max_mhz}' if max_mhz else ''} MHz"
 
 
 def _power(gpu: Gpu) -> str:
-    parts = [f"{gpu.temperature_c} °C" if gpu.temperature_c is not None else ""]
+    parts = []
     if gpu.power_mw is not None:
         limit = f" of {gpu.power_limit_mw / 1000:.0f}" if gpu.power_limit_mw else ""
-        parts.insert(0, f"{gpu.power_mw / 1000:.0f}{limit} W")
-    return ", ".join(part for part in parts if part)
+        parts.append(f"{gpu.power_mw / 1000:.0f}{limit} W")
+    if gpu.temperature_c is not None:
+        parts.append(f"{gpu.temperature_c} °C")
+    return ", ".join(parts)
 
 
 def _links(gpu: Gpu) -> str:
@@ -143,20 +141,19 @@ def _links(gpu: Gpu) -> str:
         ("PCIe", gpu.pcie_tx_bytes_s, gpu.pcie_rx_bytes_s),
         ("NVLink", gpu.nvlink_tx_bytes_s, gpu.nvlink_rx_bytes_s),
     )
-    reported = [
+    return "; ".join(
         f"{name} {UNPROVEN if sent is None else size(sent)}/s out, {UNPROVEN if came is None else size(came)}/s in"
         for name, sent, came in links
         if sent is not None or came is not None
-    ]
-    return "; ".join(reported)
+    )
 
 
 def _errors(gpu: Gpu) -> str:
-    reported = [f"Xid {code}, {xid_meaning(code)[0]}" for code in dict.fromkeys(reversed(gpu.xids))][:XIDS_SHOWN]
+    errors = [f"Xid {code}, {xid_meaning(code)[0]}" for code in dict.fromkeys(reversed(gpu.xids))][:XIDS_SHOWN]
     if gpu.ecc_uncorrected is not None:
         corrected = f", {count(gpu.ecc_corrected)} corrected" if gpu.ecc_corrected else ""
-        reported.append(f"memory: {count(gpu.ecc_uncorrected)} uncorrected{corrected}")
-    return "; ".join(reported)
+        errors.append(f"memory: {count(gpu.ecc_uncorrected)} uncorrected{corrected}")
+    return "; ".join(errors)
 
 
 def _users(row: Row, gpu: Gpu) -> list[tuple[str, str]]:
@@ -176,14 +173,14 @@ def _users(row: Row, gpu: Gpu) -> list[tuple[str, str]]:
 RANGE_COLUMNS: Final = 22
 MIN_COLUMNS: Final = 50
 MAX_ROWS: Final = 2
-"""Of one curve."""
+"""Most rows of one curve."""
 
 
 class _Curve(NamedTuple):
     title: str
     name: str
     full: Callable[[Gpu], float | None]
-    """What fills the row; None = the largest value does."""
+    """The value at the top of the scale; None = the largest one."""
     text: Callable[[float], str]
 
 
@@ -197,9 +194,7 @@ CURVES: Final = (
 
 
 def gpu_curves(entry: GpuRow, columns: int, rows: int) -> list[Line]:
-    """The figures that are known, newest at the right, as high as there are rows for; nothing where there is no room
-    or no history.
-    """
+    """Curves of the readings, newest at the right, as high as the rows allow; nothing without room or history."""
     row, gpu = entry
     history = row.state.gpus.histories.get(gpu.device) if gpu is not None else None
     width = columns - FACT_COLUMNS - RANGE_COLUMNS
@@ -214,17 +209,10 @@ def gpu_curves(entry: GpuRow, columns: int, rows: int) -> list[Line]:
     lines = [heading("history", columns, f"last {duration((int(times_ns[-1]) - int(times_ns[0])) / 1e9)}")]
     for curve, values in shown:
         full = curve.full(gpu)
-        # The largest value leaves an eighth of a row free, so that the curves stand apart.
+        # The top of the scale leaves an eighth of a row free, so that the curves stand apart.
         drawn = sparks(values, width, each, level=Level.DIM, top=full / (1 - 1 / (8 * each)) if full else None)
         blank = [Cell(" " * (FACT_COLUMNS + RANGE_COLUMNS))]
-        title = [
-            Cell(pad(curve.title, FACT_COLUMNS), Level.DIM),
-            Cell(pad(_range(curve, float(np.nanmin(values)), float(np.nanmax(values))), RANGE_COLUMNS)),
-        ]
+        ends = dict.fromkeys(curve.text(float(end)) for end in (np.nanmin(values), np.nanmax(values)))
+        title = [Cell(pad(curve.title, FACT_COLUMNS), Level.DIM), Cell(pad(" to ".join(ends), RANGE_COLUMNS))]
         lines += [[*(blank if row else title), *line] for row, line in enumerate(drawn)]
     return lines
-
-
-def _range(curve: _Curve, least: float, most: float) -> str:
-    one, other = curve.text(least), curve.text(most)
-    return one if one == other else f"{one} to {other}"

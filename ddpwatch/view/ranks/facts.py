@@ -1,4 +1,4 @@
-"""What is known of a rank besides its times: its process, its data, its set-up, and what watching it costs."""
+"""Facts about a rank besides its times: GPUs, process, data, set-up, and the cost of watching it."""
 
 from __future__ import annotations
 
@@ -6,12 +6,11 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Final
 
 from ddpwatch.core.diagnosis.exits import why_no_heartbeat
-from ddpwatch.core.state.sanitize import NAME_CHARS, NOTE_CHARS, sanitize
 from ddpwatch.core.units import UNPROVEN, count, duration, percent, plural, size
 from ddpwatch.view.cells import Cell, Level
 from ddpwatch.view.gpus.detail import absences, gpu_facts
 from ddpwatch.view.gpus.host_usage import cpu_share, memory_change
-from ddpwatch.view.gpus.usage import stale_s
+from ddpwatch.view.gpus.usage import cpu_percent, stale_s
 from ddpwatch.view.layout import facts, heading, paragraph
 from ddpwatch.wire import PHASES
 
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
 
 NOTES_SHOWN: Final = 3
 _WORTH_SAYING: Final = 0.01
-"""Waiting for a core that takes less of the time is not told."""
+"""Smallest CPU starvation that is shown, as a fraction of the time."""
 SETTINGS_SHOWN: Final = 12
 KINDS: Final = {
     "ddp": "DistributedDataParallel",
@@ -37,13 +36,12 @@ COMMS: Final = {
     "buckets": "buckets: each one timed",
     "hook": "through the script's own hook",
 }
-_MAX_CPU_PERCENT: Final = 99_999
 
 
 def rank_facts(run_view: RunView, row: Row, columns: int) -> list[Line]:
-    """The facts in groups, what changes first. Groups of which nothing is known are left out."""
+    """The facts in groups, the most variable first. Empty groups are left out."""
     rank = row.state
-    # Of now, always: beside steps of another time they would say what of that time was waiting.
+    # GPU readings are always current: with steps of another time they cannot show what was waiting.
     gpus = _gpus(row._replace(figures=None) if run_view.hindsight else row)
     groups = (
         *gpus,
@@ -68,10 +66,9 @@ def _process(run_view: RunView, row: Row) -> list[tuple[str, str]]:
     if beat is None:
         received = "never" if rank.last_received_ns is None else "no sign of life yet"
         return [("heard", f"{received}; {why}" if (why := why_no_heartbeat(rank)) else received)]
-    change = memory_change(rank)
-    share = cpu_share(rank)
+    change, share = memory_change(rank), cpu_share(rank)
     pairs = [
-        ("CPU", f"{min(beat.cpu_percent, _MAX_CPU_PERCENT):.0f} %" + (f", {share}" if share else "")),
+        ("CPU", f"{cpu_percent(rank):.0f} %" + (f", {share}" if share else "")),
         ("RSS", (size(beat.rss_bytes) if beat.rss_bytes else UNPROVEN) + (f", {change}" if change else "")),
     ]
     if (waited := rank.cpu_starvation.lately) is not None and waited >= _WORTH_SAYING:
@@ -84,7 +81,7 @@ def _process(run_view: RunView, row: Row) -> list[tuple[str, str]]:
 
 
 def _gpus(row: Row) -> list[tuple[str, list[tuple[str, str]]]]:
-    """A group for each GPU, or why there is none."""
+    """One group per GPU, or why there is none."""
     latest = row.state.gpus.latest
     if latest is None:
         return []
@@ -119,7 +116,7 @@ def _data(row: Row) -> list[tuple[str, str]]:
 
 
 def _sampler(loader: Loader) -> str:
-    parts = [sanitize(loader.sampler, NAME_CHARS) or "none"]
+    parts = [loader.sampler or "none"]
     parts.append(f"over {plural(loader.replicas, 'rank')}" if loader.distributed else "not distributed")
     if loader.shuffle:
         parts.append("shuffled")
@@ -138,39 +135,37 @@ def _loader(loader: Loader) -> str:
 def _set_up(hello: Hello | None) -> list[tuple[str, str]]:
     if hello is None:
         return []
-    model = sanitize(hello.model, NAME_CHARS)
+    model = hello.model
     if hello.parameters:
         model += f"{', ' if model else ''}{count(hello.parameters)} parameters, {size(hello.parameter_bytes)}"
-    settings = [f"{sanitize(name, NAME_CHARS)}={sanitize(value, NAME_CHARS)}" for name, value in hello.ddp.items()]
+    settings = [f"{name}={value}" for name, value in hello.ddp.items()]
     more = len(settings) - SETTINGS_SHOWN
-    versions = [f"torch {sanitize(hello.torch, NAME_CHARS)}" if hello.torch else ""]
-    versions.append(f"Python {sanitize(hello.python, NAME_CHARS)}" if hello.python else "")
+    versions = [
+        f"torch {hello.torch}" if hello.torch else "",
+        f"Python {hello.python}" if hello.python else "",
+    ]
     pairs = [
         ("model", model),
-        ("wrapped as", KINDS.get(hello.kind, sanitize(hello.kind, NAME_CHARS))),
-        ("device", sanitize(hello.device, NAME_CHARS)),
+        ("wrapped as", KINDS.get(hello.kind, hello.kind)),
+        ("device", hello.device),
         ("local rank", str(hello.local_rank)),
-        ("backend", sanitize(hello.backend, NAME_CHARS)),
-        ("all-reduce", COMMS.get(hello.comm, sanitize(hello.comm, NAME_CHARS))),
+        ("backend", hello.backend),
+        ("all-reduce", COMMS.get(hello.comm, hello.comm)),
         ("DDP", ", ".join(settings[:SETTINGS_SHOWN]) + (f", … {more} more" if more > 0 else "")),
-        ("versions", ", ".join(version for version in versions if version)),
+        ("versions", ", ".join(filter(None, versions))),
         ("restarts", count(hello.attempt) if hello.attempt else ""),
     ]
     return [(name, text) for name, text in pairs if text]
 
 
 def _watching(rank: RankState) -> list[tuple[str, str]]:
-    """What ddpwatch costs this rank, and what of its messages is missing."""
+    """What ddpwatch costs this rank, and how many of its messages are missing."""
     losses = [
         f"{plural(rank.lost, 'message')} lost" if rank.lost else "",
         f"{plural(rank.dropped, 'record')} dropped" if rank.dropped else "",
         f"{plural(rank.bad, 'record')} unusable" if rank.bad else "",
     ]
-    pairs = (
-        [("missing", ", ".join(loss for loss in losses if loss) or "nothing")]
-        if rank.last_received_ns is not None
-        else []
-    )
+    pairs = [("missing", ", ".join(filter(None, losses)) or "nothing")] if rank.last_received_ns is not None else []
     beat = rank.beat
     if beat is not None and beat.hook_ns and beat.step:
         pairs.append(("hooks", f"{beat.hook_ns / beat.step / 1e3:.0f} µs a step"))
@@ -193,7 +188,7 @@ def _notes(rank: RankState, columns: int) -> list[Line]:
     lines = [heading("notes", columns, f"the last {NOTES_SHOWN} of {len(newest)}" if left_out > 0 else "")]
     for note in reversed(newest[-NOTES_SHOWN:]):
         lead = [Cell(f"step {count(note.step)}  ", Level.DIM)]
-        lines += paragraph(sanitize(note.text, NOTE_CHARS), columns, lead=lead)
+        lines += paragraph(note.text, columns, lead=lead)
     return lines
 
 

@@ -9,11 +9,12 @@ from ddpwatch import wire
 from ddpwatch.core.diagnosis.outcome import outcome_of
 from ddpwatch.view.alerts.page import alert_facts, alert_list
 from ddpwatch.view.alerts.panel import alert_panel, hang_lines, stuck_rank
+from ddpwatch.view.columns import Ordering
 from ddpwatch.view.header import header_line
 from ddpwatch.view.outcome import lost_text
 from ddpwatch.view.ranks.columns import badge
 from ddpwatch.view.ranks.detail import rank_page
-from ddpwatch.view.ranks.table import Ordering, arrange
+from ddpwatch.view.ranks.table import arrange
 from ddpwatch.view.run_view import current_view
 from ddpwatch.view.status import status_screen
 from ddpwatch.view.summary import summary_lines

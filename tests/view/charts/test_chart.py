@@ -107,7 +107,7 @@ def test_a_gap_in_the_steps_is_a_gap_in_the_chart():
     assert lines[6][GUTTER_COLUMNS:].rstrip() == "▒▒▒   ▒▒▒"
 
 
-def test_steps_that_share_a_column_show_their_mean_or_the_largest_and_it_is_said():
+def test_steps_that_share_a_column_show_their_mean_or_maximum_and_the_legend_says_so():
     values = [0.0, 80.0] * 60
     mean = drawn(values, columns=69, rows=11, how="mean")
     largest = drawn(values, columns=69, rows=11, how="max")

@@ -1,4 +1,4 @@
-"""The map of ranks by time: who is slow shows, however many ranks and steps share a place."""
+"""The heat map: slow ranks show, however many ranks and steps share a glyph."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_it_fits_any_size(ranks, steps, columns, rows, seed, with_hosts):
 @pytest.mark.parametrize(
     ("percent", "glyph"), [(0, "·"), (4, "·"), (5, "░"), (10, "▒"), (20, "▓"), (40, "█"), (254, "█")]
 )
-def test_the_glyph_tells_how_far_above(percent, glyph):
+def test_the_glyph_shows_the_excess(percent, glyph):
     lines = drawn(make_excess(4, 10, slow=2, percent=percent))
 
     assert lines[2] == "r2 " + glyph * 10

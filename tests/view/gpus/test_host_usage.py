@@ -1,4 +1,4 @@
-"""The page of devices, as data."""
+"""CPU and memory by host, the page of devices without GPUs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.view.pages import assert_fits, heights, make_monitor, make_run_view, 
 
 
 def make_devices(cpu=(50.0, 100.0, 100.0, 400.0), ranks_per_host=2, received=None, whys=None, cores=0):
-    """Ranks with so much CPU each, and 1, 2, 3 … GiB."""
+    """Ranks with this CPU in percent each, and 1, 2, 3 … GiB."""
     state = RunState("ab12cd34", "train", len(cpu))
     for rank, used in list(enumerate(cpu))[:received]:
         beat = make_beat(rank, 5, cpu_percent=used, rss_bytes=(rank + 1) << 30)
@@ -35,7 +35,7 @@ def test_it_fits_any_window_whatever_is_known(drawn, columns, rows, first):
     assert_fits(device_table(drawn, columns, rows, first=first), columns, rows)
 
 
-def test_it_says_that_there_is_no_gpu_data_and_that_nobody_has_told_why():
+def test_it_says_that_there_is_no_gpu_data_and_that_no_reason_is_known():
     reported = page(device_table(make_devices(), 60, 40, first=0))
 
     assert reported.startswith(f"· No GPU data: no rank has told of one. {INSTEAD}")
@@ -47,7 +47,7 @@ def test_it_says_why_no_gpu_is_read_in_the_words_of_most_ranks():
     assert page(device_table(drawn, 90, 40, first=0)).startswith("· No GPU data: no NVIDIA driver is loaded. CPU")
 
 
-def test_the_share_of_its_cores_is_told_where_it_is_known():
+def test_the_share_of_its_cores_is_shown_where_it_is_known():
     lines = table(make_devices(cores=8), columns=100)
 
     assert "OF ITS CORES" in lines[0]
@@ -77,13 +77,13 @@ def test_bars_have_one_scale_and_more_is_longer():
     assert lengths["3"] > lengths["2"] == lengths["1"] > lengths["0"] > 0
 
 
-def test_one_busy_core_is_no_full_bar_if_nobody_does_more():
+def test_one_busy_core_fills_no_bar_even_if_no_rank_uses_more():
     low = table(make_devices(cpu=(10.0, 10.0)))[2]
 
     assert low.count("█") < 5
 
 
-def test_ranks_that_were_never_heard_are_shown_as_unknown():
+def test_ranks_without_a_message_are_shown_as_unknown():
     lines = table(make_devices(received=2))
 
     assert [text.split()[:2] for text in lines if text.split()[0] in {"2", "3"}] == [["2", "–"], ["3", "–"]]
@@ -124,7 +124,7 @@ def test_memory_changes_either_way():
     assert memory_change(rank) == "-512M in 1m 00s"
 
 
-def test_looking_back_it_says_that_this_is_not_of_then():
+def test_looking_back_it_says_that_readings_are_current():
     monitor = make_monitor()
     back = make_run_view(monitor, at=60)
 

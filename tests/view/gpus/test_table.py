@@ -1,4 +1,4 @@
-"""The page of GPUs, as data: who waits, whose the memory is, what is held down, in which order, and how many."""
+"""The GPU page: waiting, owners of memory, throttling, order, map and details."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from hypothesis import strategies as st
 
 from ddpwatch import wire
 from ddpwatch.view.cells import Level, line_columns, plain
-from ddpwatch.view.gpus.columns import memory_bar, used_of
+from ddpwatch.view.columns import Ordering
+from ddpwatch.view.gpus.columns import memory_bar, memory_text
 from ddpwatch.view.gpus.detail import NAMES, gpu_curves, gpu_detail
 from ddpwatch.view.gpus.table import gpu_map, gpu_page, gpu_table, key_of
 from ddpwatch.view.gpus.usage import gpu_rows, waiting_percent
 from ddpwatch.view.ranks.detail import rank_page
-from ddpwatch.view.ranks.table import Ordering, rank_table
+from ddpwatch.view.ranks.table import rank_table
 from tests.builders.fake_rank import make_beat, make_gpu, make_gpus
 from tests.view.pages import assert_fits, heights, make_monitor, make_run_view, page, run_views, texts, widths
 
@@ -25,7 +26,7 @@ BY_HOST = Ordering()
 HOT = {"sm_mhz": 1110, "temperature_c": 89, "throttle": ["sw_thermal_slowdown"]}
 
 
-def gpu_watch(world=4, hosts=2, backend="nccl", gpus=None, steps=120, **by_rank):
+def gpu_monitor(world=4, hosts=2, backend="nccl", gpus=None, steps=120, **by_rank):
     """Rank 2 is slow and the others wait for it: 10 of 40 ms. `r2=HOT` changes its GPU."""
     monitor = make_monitor(world=world, steps=steps)
     for rank, state in monitor.state.ranks.items():
@@ -39,10 +40,8 @@ def gpu_watch(world=4, hosts=2, backend="nccl", gpus=None, steps=120, **by_rank)
 
 
 def drawn(monitor=None, columns=116, rows=30, first=0, chosen=None, ordering=BY_HOST, **options):
-    run_view = make_run_view(monitor or gpu_watch(), **options)
-    return gpu_table(
-        run_view, gpu_page(run_view, ordering), columns, rows, first=first, chosen=chosen, ordering=ordering
-    )
+    run_view = make_run_view(monitor or gpu_monitor(), **options)
+    return gpu_table(run_view, gpu_page(run_view, ordering), columns, rows, first=first, chosen=chosen)
 
 
 def line_of(lines, rank):
@@ -52,9 +51,8 @@ def line_of(lines, rank):
 @settings(deadline=None, max_examples=60)
 @given(run_views(), widths, heights, st.integers(-2, 30), st.sampled_from(["", "UTIL", "TEMP", "MEMORY", "RANK", "?"]))
 def test_it_fits_any_window_whatever_is_known(run_view, columns, rows, first, column):
-    ordering = Ordering(column)
-    found = gpu_page(run_view, ordering)
-    lines = gpu_table(run_view, found, columns, rows, first=first, chosen=None, ordering=ordering)
+    found = gpu_page(run_view, Ordering(column))
+    lines = gpu_table(run_view, found, columns, rows, first=first, chosen=None)
 
     assert_fits(lines, columns, rows)
     for entry in found.entries:
@@ -72,7 +70,7 @@ def test_the_rank_table_and_the_rank_page_fit_with_any_gpus(run_view, columns):
 
 
 def test_gpus_stand_below_their_host_whose_line_sums_them_up():
-    lines = texts(drawn(gpu_watch(r2=HOT)))
+    lines = texts(drawn(gpu_monitor(r2=HOT)))
 
     assert lines[1].startswith("all 2 hosts  4 GPUs · 95 %, of it 25 waiting · 1.6 of 2.8 kW · hottest 89 °C")
     assert lines[3].startswith("node-0  2 GPUs · 95 %, of it 25 waiting · 0.8 of 1.4 kW · hottest 60 °C")
@@ -80,15 +78,15 @@ def test_gpus_stand_below_their_host_whose_line_sums_them_up():
     assert [text.split()[0] for text in lines[3:]] == ["node-0", "0", "1", "node-1", "2", "3"]
 
 
-def test_a_line_tells_all_of_a_gpu():
-    text = plain(line_of(drawn(gpu_watch(r2=HOT)), 2))
+def test_a_line_shows_all_readings_of_a_gpu():
+    text = plain(line_of(drawn(gpu_monitor(r2=HOT)), 2))
 
     for figure in ("cuda:2", "95 %", "30/80G", "89 °C", "400/700 W", "1110/1980", "▲ thermal"):
         assert figure in text
 
 
 @pytest.mark.parametrize("columns", [76, 116, 196])
-def test_utilisation_that_is_waiting_is_drawn_as_waiting(columns):
+def test_utilization_that_is_waiting_is_drawn_as_waiting(columns):
     lines = drawn(columns=columns)
     waits = {rank: plain(line_of(lines, rank)).count("░") for rank in range(4)}
     busy = {rank: plain(line_of(lines, rank)).count("█") for rank in range(4)}
@@ -97,15 +95,15 @@ def test_utilisation_that_is_waiting_is_drawn_as_waiting(columns):
     assert busy[2] > busy[0] > 2 * waits[0]
 
 
-def test_without_nccl_only_what_must_be_waiting_counts_as_such():
+def test_without_nccl_only_time_beyond_the_rest_of_the_step_counts_as_waiting():
     for backend, util, waiting in (("nccl", 40, 25), ("gloo", 40, 0), ("gloo", 95, 20), ("nccl", 10, 10)):
-        run_view = make_run_view(gpu_watch(backend=backend, r0={"util_percent": util}))
+        run_view = make_run_view(gpu_monitor(backend=backend, r0={"util_percent": util}))
         [row, *_] = run_view.rows
         assert waiting_percent(row, row.state.gpus.latest.gpus[0]) == pytest.approx(waiting, abs=0.5)
 
 
-def test_a_rank_that_hangs_in_a_collective_waits_with_all_its_utilisation():
-    monitor = gpu_watch(r1={"util_percent": 100})
+def test_a_rank_that_hangs_in_a_collective_waits_with_all_its_utilization():
+    monitor = gpu_monitor(r1={"util_percent": 100})
     monitor.state.apply(make_beat(1, 7, phase=3, phase_ns=5 * SECOND, mono_ns=9), 3)
     line = line_of(drawn(monitor), 1)
 
@@ -114,16 +112,16 @@ def test_a_rank_that_hangs_in_a_collective_waits_with_all_its_utilisation():
     assert "that is waiting in all-reduce" in page(gpu_detail(gpu_rows(make_run_view(monitor).rows)[1], 100))
 
 
-def test_looking_back_nothing_of_now_is_called_waiting_then():
+def test_looking_back_no_current_reading_is_called_waiting():
     lines = drawn(at=60)
 
     assert plain(lines[0]) == "‖ as of step 119, not of step 60"
     assert all("░" not in plain(line_of(lines, rank)) for rank in range(4))
     assert not any(", of it" in text for text in texts(lines))
-    assert make_run_view(gpu_watch(), at=60).totals.gpus.waiting_percent is None
+    assert make_run_view(gpu_monitor(), at=60).totals.gpus.waiting_percent is None
 
 
-def test_memory_is_split_by_whose_it_is():
+def test_memory_is_split_by_owner():
     gpu = make_gpu(used_bytes=60, total_bytes=80, own_bytes=50, reserved_bytes=40)
     bar = memory_bar(gpu, 40)
 
@@ -138,16 +136,16 @@ def test_memory_is_split_by_whose_it_is():
     ("used", "total", "reported"),
     [(61 << 30, 80 << 30, "61/80G"), (512 << 20, 80 << 30, "512M/80G"), (3 << 30, 0, "3.0G")],
 )
-def test_the_unit_of_memory_is_told_once_where_it_is_the_same(used, total, reported):
-    assert used_of(used, total) == reported
+def test_memory_has_one_unit_where_both_numbers_have_the_same(used, total, reported):
+    assert memory_text(used, total) == reported
 
 
 @pytest.mark.parametrize(
     ("column", "order", "mark"),
     [("UTIL", [1, 0, 2, 3], "▴"), ("TEMP", [2, 0, 1, 3], "▾"), ("MEMORY", [3, 0, 1, 2], "▾")],
 )
-def test_sorted_by_a_figure_the_one_to_look_at_comes_first_and_says_its_host(column, order, mark):
-    monitor = gpu_watch(r1={"util_percent": 5}, r2=HOT, r3={"used_bytes": 79 << 30})
+def test_sorted_by_a_figure_the_worst_gpu_comes_first_with_its_host(column, order, mark):
+    monitor = gpu_monitor(r1={"util_percent": 5}, r2=HOT, r3={"used_bytes": 79 << 30})
     lines = texts(drawn(monitor, ordering=Ordering(column)))
     places = [(int(text.split()[0]), text.split()[1]) for text in lines[3:]]
 
@@ -158,13 +156,13 @@ def test_sorted_by_a_figure_the_one_to_look_at_comes_first_and_says_its_host(col
 
 
 def test_the_heading_marks_the_column_of_ranks_too_and_its_title_stays_whole():
-    lines = texts(drawn(gpu_watch(), ordering=Ordering("RANK")))
+    lines = texts(drawn(gpu_monitor(), ordering=Ordering("RANK")))
     assert "RANK▴" in lines[2]
     assert "…" not in lines[2]
 
 
 def test_the_chosen_one_is_marked_and_found_again_in_any_order():
-    monitor = gpu_watch(r2=HOT)
+    monitor = gpu_monitor(r2=HOT)
     run_view = make_run_view(monitor)
     for ordering in (Ordering(), Ordering("TEMP"), Ordering("UTIL", backwards=True)):
         found = gpu_page(run_view, ordering)
@@ -175,7 +173,7 @@ def test_the_chosen_one_is_marked_and_found_again_in_any_order():
 
 
 def test_of_many_gpus_hosts_with_an_alert_come_first():
-    monitor = gpu_watch(world=48, hosts=6)
+    monitor = gpu_monitor(world=48, hosts=6)
     hosts = [entry.host for entry in gpu_page(make_run_view(monitor), Ordering()).entries if entry.gpu is None]
     assert hosts == [f"node-{place}" for place in range(6)]
 
@@ -188,7 +186,7 @@ def test_of_many_gpus_hosts_with_an_alert_come_first():
 
 
 def test_scrolling_shows_each_line_once_in_order_and_says_what_is_below():
-    monitor = gpu_watch(world=12, hosts=3)
+    monitor = gpu_monitor(world=12, hosts=3)
     whole = texts(drawn(monitor, rows=60))[3:]
 
     for first in range(len(whole) - 6):
@@ -200,7 +198,7 @@ def test_scrolling_shows_each_line_once_in_order_and_says_what_is_below():
 
 
 def test_512_gpus_have_one_line_each_and_no_blank_ones():
-    monitor = gpu_watch(world=512, hosts=64, steps=1)
+    monitor = gpu_monitor(world=512, hosts=64, steps=1)
     lines = texts(drawn(monitor, rows=1000))
 
     assert len(lines) == 3 + 512 + 64
@@ -208,7 +206,7 @@ def test_512_gpus_have_one_line_each_and_no_blank_ones():
 
 
 def test_a_rank_without_a_gpu_says_why():
-    monitor = gpu_watch()
+    monitor = gpu_monitor()
     monitor.state.apply(make_gpus(1, [], seq=7, mono_ns=10, why="no such device"), 3)
     text = plain(line_of(drawn(monitor), 1))
 
@@ -218,8 +216,8 @@ def test_a_rank_without_a_gpu_says_why():
     )
 
 
-def test_what_was_not_read_for_long_is_dim_and_says_so():
-    monitor = gpu_watch()
+def test_stale_readings_are_dim_and_say_so():
+    monitor = gpu_monitor()
     monitor.state.apply(make_beat(1, 7, mono_ns=9), 40 * SECOND)
     line = line_of(drawn(monitor), 1)
 
@@ -238,8 +236,8 @@ def test_what_was_not_read_for_long_is_dim_and_says_so():
         ({}, "ok", Level.OK),
     ],
 )
-def test_a_badge_says_what_must_be_known(changed, badge, level):
-    line = line_of(drawn(gpu_watch(r1=changed)), 1)
+def test_a_badge_shows_what_is_wrong(changed, badge, level):
+    line = line_of(drawn(gpu_monitor(r1=changed)), 1)
 
     assert (line[-1].text, line[-1].level) == (badge, level)
 
@@ -250,7 +248,7 @@ def test_the_details_name_processes_and_why_figures_are_absent():
         absent={"power_mw": "not supported", "power_limit_mw": "not supported", "xids": "no permission"},
         nvlink_tx_bytes_s=24 << 30, xids=[79],
     )  # fmt: skip
-    reported = page(gpu_detail(gpu_rows(make_run_view(gpu_watch(gpus=[gpu])).rows)[0], 100))
+    reported = page(gpu_detail(gpu_rows(make_run_view(gpu_monitor(gpus=[gpu])).rows)[0], 100))
 
     assert "1000 (this rank) python 29G · 7 other 1.0G" in reported
     assert "power, power limit: not supported; Xid errors: no permission" in reported
@@ -260,7 +258,7 @@ def test_the_details_name_processes_and_why_figures_are_absent():
 
 
 def test_the_curves_show_the_same_time_on_scales_of_their_own():
-    monitor = gpu_watch()
+    monitor = gpu_monitor()
     for second in range(1, 30):
         gpu = make_gpu(device="cuda:0", sm_mhz=1980 if second < 15 else 990, power_mw=None, util_percent=100)
         monitor.state.apply(make_gpus(0, [gpu], seq=6 + second, mono_ns=second * SECOND), 3)
@@ -272,12 +270,12 @@ def test_the_curves_show_the_same_time_on_scales_of_their_own():
     clocks = next(text for text in lines if text.startswith("SM clock"))
     assert "▇▇▇▇▄▄▄▄" in clocks
     assert clocks.startswith("SM clock     990 MHz to 1980 MHz ")
-    assert gpu_curves(gpu_rows(make_run_view(gpu_watch()).rows)[0], 100, 9) == []
+    assert gpu_curves(gpu_rows(make_run_view(gpu_monitor()).rows)[0], 100, 9) == []
 
 
 @pytest.mark.parametrize(("rows", "each"), [(5, 0), (6, 1), (10, 1), (11, 2), (100, 2)])
 def test_the_curves_are_as_high_as_there_is_room_for_and_stand_apart(rows, each):
-    monitor = gpu_watch()
+    monitor = gpu_monitor()
     for second in range(1, 9):
         gpu = make_gpu(device="cuda:0", util_percent=100 if second < 5 else 50)
         monitor.state.apply(make_gpus(0, [gpu], seq=6 + second, mono_ns=second * SECOND), 3)
@@ -293,15 +291,15 @@ def test_the_curves_are_as_high_as_there_is_room_for_and_stand_apart(rows, each)
 MANY = {"r70": HOT, "r71": {"xids": [79]}, "r72": {"util_percent": None}, "r73": {"util_percent": 1}}
 
 
-def test_looking_back_the_signs_say_that_waiting_is_in_them():
-    monitor = gpu_watch(world=80, hosts=8)
+def test_looking_back_the_map_says_that_glyphs_include_waiting():
+    monitor = gpu_monitor(world=80, hosts=8)
 
     assert "in use, waiting too" in plain(gpu_map(make_run_view(monitor, at=60), 76, 30)[0])
     assert "work without waiting" in plain(gpu_map(make_run_view(monitor), 76, 30)[0])
 
 
-def test_many_gpus_are_seen_at_a_glance_with_a_sign_each():
-    lines = gpu_map(make_run_view(gpu_watch(world=80, hosts=8, **MANY)), 76, 30)
+def test_the_map_shows_many_gpus_with_a_glyph_each():
+    lines = gpu_map(make_run_view(gpu_monitor(world=80, hosts=8, **MANY)), 76, 30)
 
     assert plain(lines[0]) == "rank ▂▅█ work without waiting   ░ waits   ▲ throttled   ✖ error   ? not read"
     assert [plain(line).split() for line in lines[1:]] == [
@@ -313,23 +311,23 @@ def test_many_gpus_are_seen_at_a_glance_with_a_sign_each():
 
 
 def test_few_gpus_or_little_room_make_no_map():
-    monitor = gpu_watch(world=80, hosts=8)
+    monitor = gpu_monitor(world=80, hosts=8)
 
-    assert gpu_map(make_run_view(gpu_watch()), 60, 30) == []
+    assert gpu_map(make_run_view(gpu_monitor()), 60, 30) == []
     assert gpu_map(make_run_view(monitor), 60, 2) == []
     assert len(gpu_map(make_run_view(monitor), 60, 3)) == 3
 
 
 def test_a_host_with_more_gpus_than_columns_goes_on_in_the_next_line():
-    lines = gpu_map(make_run_view(gpu_watch(world=80, hosts=1)), 45, 30)
+    lines = gpu_map(make_run_view(gpu_monitor(world=80, hosts=1)), 45, 30)
 
     assert [plain(line).split()[0] for line in lines[1:]] == ["0", "40"]
     assert_fits(lines, 45, 30)
 
 
-def test_clocks_that_somebody_has_set_are_told_as_such():
+def test_clocks_set_by_hand_are_not_called_throttled():
     set_by_hand = {"sm_mhz": 1200, "throttle": ["gpu_idle", "applications_clocks_setting"]}
-    reported = page(gpu_detail(gpu_rows(make_run_view(gpu_watch(r0=set_by_hand)).rows)[0], 120))
+    reported = page(gpu_detail(gpu_rows(make_run_view(gpu_monitor(r0=set_by_hand)).rows)[0], 120))
 
     assert "SM 1200 of 1980 MHz, memory 2619 of 2619 MHz, set by somebody (applications clocks)" in reported
 
@@ -341,7 +339,7 @@ def test_every_figure_that_may_be_absent_has_a_name():
 
 
 def test_the_rank_table_has_columns_for_gpus_where_they_are_read():
-    run_view = make_run_view(gpu_watch(r2={"used_bytes": 61 << 30}))
+    run_view = make_run_view(gpu_monitor(r2={"used_bytes": 61 << 30}))
     title, *lines = texts(rank_table(run_view.rows, 140, show_host=True))
     assert "GPU%" in title
     assert "GPU MEM" in title
@@ -352,8 +350,8 @@ def test_the_rank_table_has_columns_for_gpus_where_they_are_read():
     assert "GPU" not in plain(rank_table(make_run_view(make_monitor()).rows, 140, show_host=True)[0])
 
 
-def test_the_ranks_page_tells_of_its_gpu_and_when_it_is_not_of_then():
-    monitor = gpu_watch(r2=HOT)
+def test_the_rank_page_shows_its_gpu_and_whether_readings_belong_to_the_step():
+    monitor = gpu_monitor(r2=HOT)
     reported = page(rank_page(make_run_view(monitor), 2, 100, 500))
     assert "cuda:2 · Stand-in 80GB" in reported
     assert "SM 1110 of 1980 MHz, memory 2619 of 2619 MHz, thermal slowdown" in reported

@@ -36,7 +36,7 @@ def test_each_phase_stands_against_the_median_of_the_others():
     assert row_of(lines, "waiting")[:4] == ["waiting", "0.00", "10.0", "-10.0"]
 
 
-def test_what_makes_the_others_wait_is_marked_in_words_and_not_by_colour_alone():
+def test_what_makes_the_others_wait_is_marked_in_words_and_not_by_color_alone():
     drawn = make_run_view(make_monitor())
 
     slow = [text for text in texts(rank_page(drawn, 2, 100, ALL_ROWS)) if "backward" in text and "26.0" in text]
@@ -72,7 +72,7 @@ def test_the_cost_is_that_of_the_figures():
     assert "Holds nobody up. Waits 10.0 ms a step" in page(rank_page(drawn, 0, 80, ALL_ROWS))
 
 
-def test_who_costs_less_than_a_straggler_does_is_not_blamed():
+def test_a_rank_below_the_straggler_threshold_is_not_blamed():
     monitor = make_monitor(slow=None, steps=0)
     for rank in range(4):
         # Now this rank is the last, now that one, each time by a millisecond.
@@ -133,7 +133,7 @@ def test_a_strip_that_does_not_fit_as_a_whole_gives_way_to_the_facts():
     assert "CPU 98 %" in low
 
 
-def test_who_it_is_and_how_it_is_set_up():
+def test_identity_and_set_up():
     hello = make_hello(
         0, 5, model="ResNet", device="cpu", torch="2.13.0", python="3.11.9", comm="passive",
         ddp={"bucket_cap_mb": "25"}, parameters=1234, parameter_bytes=4936,
@@ -167,7 +167,7 @@ def test_what_watching_costs_and_what_is_missing():
     assert "3 records dropped" in text
 
 
-def test_what_the_script_has_logged_is_told_with_its_step():
+def test_logged_values_are_shown_with_their_step():
     monitor = make_monitor()
     values = {"loss": 0.25, "\x1b[31mrate": 1e-4}
     monitor.state.apply(make_beat(0, 6, steps=[make_step(120, values=values), make_step(121)]), 2)
@@ -179,7 +179,7 @@ def test_what_the_script_has_logged_is_told_with_its_step():
     assert "logged by the script" not in page(rank_page(make_run_view(monitor), 1, 80, ALL_ROWS))
 
 
-def test_memory_is_told_with_its_change():
+def test_memory_is_shown_with_its_change():
     monitor = make_monitor()
     rss_history = monitor.state.ranks[0].rss_history = RssHistory()
     rss_history.put(0, 100 << 20)
@@ -188,7 +188,7 @@ def test_memory_is_told_with_its_change():
     assert "812M, +512M in 1m 00s" in page(rank_page(make_run_view(monitor), 0, 80, ALL_ROWS))
 
 
-def test_a_failed_rank_tells_its_last_words_without_their_markup():
+def test_a_failed_rank_shows_its_last_words_without_markup():
     monitor = make_monitor()
     monitor.state.apply(wire.Bye(rank=1, seq=6, reason="failed", text=HOSTILE, mono_ns=9), 2)
     lines = rank_page(make_run_view(monitor), 1, 80, ALL_ROWS)

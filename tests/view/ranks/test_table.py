@@ -1,4 +1,4 @@
-"""Which ranks the table shows and in which order, and what it says of the state of each."""
+"""Filter, order and state badges of the rank table."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 
 from ddpwatch import wire
 from ddpwatch.view.cells import Level
-from ddpwatch.view.ranks.columns import attention, badge
-from ddpwatch.view.ranks.table import BY_RANK_UP_TO, SORTABLE, Ordering, arrange
+from ddpwatch.view.columns import Ordering
+from ddpwatch.view.ranks.columns import SORT_KEYS, attention, badge
+from ddpwatch.view.ranks.table import BY_RANK_UP_TO, arrange
 from tests.builders.fake_rank import MS, make_beat
 from tests.view.pages import make_monitor, make_run_view, run_views
 
@@ -76,7 +77,7 @@ def test_a_number_is_not_every_rank_with_its_digit(crowd):
     assert shown(crowd, Ordering(wanted="1")) == [1]
 
 
-@given(run_views(), st.sampled_from(["", *SORTABLE]), st.booleans(), st.booleans())
+@given(run_views(), st.sampled_from(["", *SORT_KEYS]), st.booleans(), st.booleans())
 def test_any_order_shows_every_rank_once(run_view, column, backwards, follow):
     ordering = Ordering(column=column, backwards=backwards, follow_worst=follow)
 
@@ -108,7 +109,7 @@ def test_every_condition_has_a_badge(message, text, level):
     assert (badge(row).text, badge(row).level) == (text, level)
 
 
-def test_ranks_never_heard_and_ranks_that_fell_silent_are_told():
+def test_missing_and_silent_ranks_have_a_badge():
     monitor = make_monitor(received=2, slow=None)
     monitor.tick(60_000_000_000)
     rows = make_run_view(monitor).rows
@@ -117,7 +118,7 @@ def test_ranks_never_heard_and_ranks_that_fell_silent_are_told():
     assert all(attention(bad) < attention(good) for bad in rows for good in make_run_view(make_monitor(slow=None)).rows)
 
 
-def test_attention_puts_who_is_gone_before_who_is_slow_before_who_is_well():
+def test_attention_sorts_lost_ranks_before_slow_ones_before_healthy_ones():
     monitor = make_monitor()
     monitor.state.apply(wire.Gone(rank=3, seq=0), 2)
     run_view = make_run_view(monitor)
