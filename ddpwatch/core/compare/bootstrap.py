@@ -160,57 +160,52 @@ class _Bootstrap:
         self._all, self._rows = kept, _thinned(kept)
         count = self._rows.shape[1]
         self.proven = count >= MIN_STEPS
-        chance = np.random.default_rng(SEED)
-        self._resampled = [_blocks(count, max(count // blocks, 1), chance) for blocks in BLOCKS]
-        self._random_walk = RandomWalk(count if self.proven else 0, RESAMPLES, chance)
+        rng = np.random.default_rng(SEED)
+        self._resampled = [_blocks(count, max(count // blocks, 1), rng) for blocks in BLOCKS]
+        self._random_walk = RandomWalk(count if self.proven else 0, RESAMPLES, rng)
         self._by_means = by_means
         self._known: dict[str, tuple[float, FloatArray]] = {}
 
     def of(self, name: str) -> tuple[float, FloatArray]:
         """A figure and its resamples; NaN = not known."""
         if name not in self._known:
-            (all_top, all_bottom), (top, bottom) = self._parts(name, self._all), self._parts(name, self._rows)
-            reported = np.isfinite(all_top)
+            all_top, all_bottom = self._fraction(name, self._all)
+            top, bottom = self._fraction(name, self._rows)
             if not np.isfinite(top).any():
                 return np.nan, np.full(RESAMPLES, np.nan)
-            value, drawn_from = self._row_median(all_top, all_bottom)[0], self._row_median(top, bottom)[0]
-            resamples = max(
-                (self._row_medians(top, bottom, resampled) for resampled in self._resampled),
-                key=lambda resampled: float(np.std(resampled)),
-            )
+            value, thinned_value = self._center(all_top, all_bottom)[0], self._center(top, bottom)[0]
+            by_blocks = (self._resample(top, bottom, resampled) for resampled in self._resampled)
+            resamples = max(by_blocks, key=lambda centers: float(np.std(centers)))
             variance, resamples = float(np.var(resamples)), np.tile(resamples, RESAMPLES // BLOCK_RESAMPLES)
             if not self._by_means and self._random_walk.parts:
                 # Alternating between two modes is not a walk; long blocks cover it.
                 split = np.array_split(np.arange(len(top)), self._random_walk.parts)
-                parts = np.array([self._row_median(top[part], bottom[part])[0] for part in split])
+                parts = np.array([self._center(top[part], bottom[part])[0] for part in split])
                 resamples = resamples + self._random_walk.of(parts, variance)
             # A run is as a whole neither faster nor slower than each of its steps.
-            each = all_top[reported] / all_bottom[reported]
+            each = (all_top / all_bottom)[np.isfinite(all_top)]
             # The figure is of all steps; the resamples, of some of them, give its uncertainty.
-            self._known[name] = float(value), np.clip(resamples + (value - drawn_from), each.min(), each.max())
+            self._known[name] = float(value), np.clip(resamples + (value - thinned_value), each.min(), each.max())
         return self._known[name]
 
-    def _row_medians(self, top: FloatArray, bottom: FloatArray, resampled: NDArray[np.int64]) -> FloatArray:
+    def _resample(self, top: FloatArray, bottom: FloatArray, resampled: NDArray[np.int64]) -> FloatArray:
         """The figure of each resample."""
-        return (
-            self._row_median(top[resampled], bottom[resampled])
-            if self._by_means
-            else _resampled_medians(top / bottom, resampled)
-        )
+        if self._by_means:
+            return self._center(top[resampled], bottom[resampled])
+        return _resampled_medians(top / bottom, resampled)
 
-    def _row_median(self, top: FloatArray, bottom: FloatArray) -> FloatArray:
+    def _center(self, top: FloatArray, bottom: FloatArray) -> FloatArray:
         """Median or mean of each row, or of the only one, without unknown values."""
         top, bottom = np.atleast_2d(top), np.atleast_2d(bottom)
         if not self._by_means:
             return _medians(top / bottom)
-        reported = np.isfinite(top)
-        means: FloatArray = np.where(reported, top, 0.0).sum(axis=1) / np.where(reported, bottom, 0.0).sum(axis=1).clip(
-            1e-12
-        )
-        means[~reported.any(axis=1)] = np.nan
+        known = np.isfinite(top)
+        sums, weights = np.where(known, top, 0.0).sum(axis=1), np.where(known, bottom, 0.0).sum(axis=1)
+        means: FloatArray = sums / weights.clip(1e-12)
+        means[~known.any(axis=1)] = np.nan
         return means
 
-    def _parts(self, name: str, rows: FloatArray) -> tuple[FloatArray, FloatArray]:
+    def _fraction(self, name: str, rows: FloatArray) -> tuple[FloatArray, FloatArray]:
         """Numerator and denominator of a figure in each of these steps; NaN = not known."""
         whole_ns, samples = rows[0], rows[-1]
         one = np.ones_like(whole_ns)
@@ -234,23 +229,19 @@ def _thinned(rows: FloatArray) -> FloatArray:
     return rows[:, (starts[:, None] + np.arange(STRETCH_STEPS)).ravel()]
 
 
-def _blocks(count: int, block: int, chance: np.random.Generator) -> NDArray[np.int64]:
+def _blocks(count: int, block: int, rng: np.random.Generator) -> NDArray[np.int64]:
     """(resample, step): indices of circular blocks that begin anywhere."""
-    starts = chance.integers(0, count, (BLOCK_RESAMPLES, -(-count // block)))
+    starts = rng.integers(0, count, (BLOCK_RESAMPLES, -(-count // block)))
     resampled = (starts[:, :, None] + np.arange(block)).reshape(BLOCK_RESAMPLES, -1)[:, :count] % count
     return resampled.astype(np.int64)
-
-
-def _median(values: FloatArray) -> float:
-    reported = values[np.isfinite(values)]
-    return float(np.median(reported)) if len(reported) else np.nan
 
 
 def _medians(values: FloatArray) -> FloatArray:
     """Median of each row, without unknown values."""
     if np.isfinite(values).all():
         return medians(values)
-    return np.array([_median(row) for row in values])
+    known = [row[np.isfinite(row)] for row in values]
+    return np.array([np.median(row) if len(row) else np.nan for row in known])
 
 
 def _resampled_medians(values: FloatArray, resampled: NDArray[np.int64]) -> FloatArray:
@@ -262,8 +253,8 @@ def _resampled_medians(values: FloatArray, resampled: NDArray[np.int64]) -> Floa
     ranks = np.empty(len(values), dtype=np.int16)
     ranks[order] = np.arange(len(values))
     ordered, count = np.sort(ranks[resampled], axis=1), resampled.shape[1]
-    middle: FloatArray = values[order[ordered[:, [(count - 1) // 2, count // 2]]]].mean(axis=1)
-    return middle
+    found: FloatArray = values[order[ordered[:, [(count - 1) // 2, count // 2]]]].mean(axis=1)
+    return found
 
 
 def _difference(
@@ -275,18 +266,18 @@ def _difference(
     smallest: float = SMALLEST,
     relative_to: Literal["itself", "step", "none"] = "itself",
 ) -> Difference:
-    (value_a, drawn_a), (value_b, drawn_b) = a.of(name), b.of(name)
-    first, second = _estimate(value_a, drawn_a), _estimate(value_b, drawn_b)
+    (value_a, resamples_a), (value_b, resamples_b) = a.of(name), b.of(name)
+    first, second = _estimate(value_a, resamples_a), _estimate(value_b, resamples_b)
     if first is None or second is None:
         return Difference(name, first, second, None, "unproven", smallest)
     if relative_to == "itself":
-        scale, scales = value_a, drawn_a
+        scale, scales = value_a, resamples_a
     elif relative_to == "step":
         scale, scales = a.of("step")
     else:
         scale, scales = 1.0, np.ones(RESAMPLES)
     # Both runs are resampled with the same seed. In the same order, that would hide a difference.
-    apart = drawn_b[np.random.default_rng(SEED).permutation(RESAMPLES)] - drawn_a
+    apart = resamples_b[np.random.default_rng(SEED).permutation(RESAMPLES)] - resamples_a
     change = _estimate((value_b - value_a) / max(scale, 1e-12), apart / np.maximum(scales, 1e-12))
     if change is None or not (a.proven and b.proven):
         return Difference(name, first, second, change, "unproven", smallest)
