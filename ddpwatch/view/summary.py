@@ -166,7 +166,7 @@ def _costs(run_view: RunView, columns: int) -> list[Line]:
     costs = [*_overall(run_view, aggregate), *_reported(run_view)]
     for cost in costs[:COSTLY_SHOWN]:
         filled = f"  {bar(cost.share, _BAR_COLUMNS)}" if columns >= 3 * _BAR_COLUMNS else ""
-        lead = [Cell(pad(f"  {cost.who}", _RULE_COLUMNS), Level.STRONG), Cell(f"{percent(cost.share):>5}")]
+        lead = [Cell(pad(f"  {cost.subject}", _RULE_COLUMNS), Level.STRONG), Cell(f"{percent(cost.share):>5}")]
         lines += paragraph(cost.when, columns, Level.DIM, lead=[*lead, Cell(f"{filled}  ", Level.WARN)])
     if (more := len(costs) - COSTLY_SHOWN) > 0:
         lines.append([Cell(f"  … {count(more)} more", Level.DIM)])
@@ -189,7 +189,7 @@ def _nobody(run_view: RunView) -> str:
 
 class _Cost(NamedTuple):
     share: float
-    who: str
+    subject: str
     when: str
 
 

@@ -120,12 +120,12 @@ def blamed(aggregate: RunAggregate, alerts: Sequence[Alert], limits: Limits = DE
         named = [cost for cost in named if cost.share >= _stands_out(cost, ranks, least)]
     of_host: dict[str, float] = {}
     for cost in ranks:
-        host = aggregate.hosts[aggregate.ranks.index(int(cost.who))]
+        host = aggregate.hosts[aggregate.ranks.index(int(cost.subject))]
         of_host[host] = max(of_host.get(host, 0.0), cost.share)
     named += [
         cost
         for cost in aggregate.host_costs()
-        if cost.share >= limits.straggler.share and of_host.get(str(cost.who), 0.0) < MAINLY * cost.share
+        if cost.share >= limits.straggler.share and of_host.get(str(cost.subject), 0.0) < MAINLY * cost.share
     ]
     return sorted(named, key=lambda cost: -cost.share)
 
@@ -161,7 +161,7 @@ def _stands_out(cost: Cost, ranks: Sequence[Cost], least: float) -> float:
 
 def cost_name(cost: Cost) -> str:
     """A rank or a host by name."""
-    return f"rank {cost.who}" if isinstance(cost.who, int) else f"host {sanitize(cost.who, NAME_CHARS)}"
+    return f"rank {cost.subject}" if isinstance(cost.subject, int) else f"host {sanitize(cost.subject, NAME_CHARS)}"
 
 
 def phases_text(cost: Cost) -> str:
@@ -188,7 +188,7 @@ def _slow_when(cost: Cost, alerts: Sequence[Alert], aggregate: RunAggregate) -> 
     found = _dearest(cost, found, aggregate)
     first = max(min(map(_from, found)), begin)
     now_and_then = "at times " if len(found) > 1 or any(alert.recurred for alert in found) else ""
-    slow_until = aggregate.slow_until(cost.who, first) if isinstance(cost.who, int) else None
+    slow_until = aggregate.slow_until(cost.subject, first) if isinstance(cost.subject, int) else None
     if slow_until is None and any(alert.closed is None for alert in found):
         return f"{now_and_then}from step {count(first)} on"
     reported = max(map(_until, found))
@@ -204,7 +204,7 @@ def _alerts_of(cost: Cost, alerts: Sequence[Alert]) -> list[Alert]:
         alert
         for alert in alerts
         if alert.finding.rule == rules.STRAGGLER
-        and (cost.who in alert.finding.ranks or alert.finding.subject == cost.who)
+        and (cost.subject in alert.finding.ranks or alert.finding.subject == cost.subject)
     ]
 
 
@@ -212,10 +212,12 @@ def _dearest(cost: Cost, found: list[Alert], aggregate: RunAggregate) -> list[Al
     """Of these alerts the one in whose steps nearly all falls that they explain, where there is one: hiccups of long
     after would make a trouble that lasted for some steps one of all the run.
     """
-    if not isinstance(cost.who, int):
+    if not isinstance(cost.subject, int):
         return found
-    nearly_all = NEARLY_ALL * _fraction_explained(cost.who, found, aggregate)
-    return next(([alert] for alert in found if _fraction_explained(cost.who, [alert], aggregate) >= nearly_all), found)
+    nearly_all = NEARLY_ALL * _fraction_explained(cost.subject, found, aggregate)
+    return next(
+        ([alert] for alert in found if _fraction_explained(cost.subject, [alert], aggregate) >= nearly_all), found
+    )
 
 
 def _fraction_explained(rank: int, found: Sequence[Alert], aggregate: RunAggregate) -> float:
@@ -226,9 +228,9 @@ def _is_explained(cost: Cost, found: Sequence[Alert], aggregate: RunAggregate) -
     """Whether most of what a rank cost falls into the steps that these alerts tell of. On a busy machine the odd steps
     of a long run may cost more than a short trouble does.
     """
-    if not isinstance(cost.who, int):
+    if not isinstance(cost.subject, int):
         return True
-    return _fraction_explained(cost.who, found, aggregate) >= MAINLY_WITHIN
+    return _fraction_explained(cost.subject, found, aggregate) >= MAINLY_WITHIN
 
 
 def _from(alert: Alert) -> int:
@@ -360,7 +362,7 @@ def _held_back(costs: Sequence[Cost], lost: float, alerts: Sequence[Alert], aggr
         return f"{_sentence(cost_name(cost))} held the job back: {how}, {share} lost."
     each = [f"{cost_name(cost)} {_how_text(cost)}, {percent(cost.share)}" for cost in costs[:MAX_NAMED]]
     more = f"; {len(costs) - MAX_NAMED} more" if len(costs) > MAX_NAMED else ""
-    kinds = {isinstance(cost.who, int) for cost in costs}
+    kinds = {isinstance(cost.subject, int) for cost in costs}
     who = f"{len(costs)} {'ranks' if kinds == {True} else 'hosts' if kinds == {False} else 'ranks and hosts'}"
     whose_time = _whose_time(alerts, aggregate)
     return f"{who} held the job back, {percent(lost)} of {whose_time} lost: {'; '.join(each)}{more}."

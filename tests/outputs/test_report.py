@@ -48,7 +48,7 @@ def test_a_recorded_run_is_gathered_as_it_was_made_up(report):
     assert report.aggregate.steps == usual.sum()
     assert report.skipped == RUN.steps // RUN.evaluate_every
     assert report.aggregate.total_ns == pytest.approx(phases_ns.sum(axis=1).mean(axis=0)[usual].sum())
-    assert (cost.who, cost.phases) == (SLOW, ("backward",))
+    assert (cost.subject, cost.phases) == (SLOW, ("backward",))
     assert cost.share == pytest.approx(0.3 * 240 / (300 + 0.3 * 240), rel=0.15)
     assert sum(other.share for other in others) < 0.1 * cost.share
     assert report.aggregate.effective_batch == 4 * 32

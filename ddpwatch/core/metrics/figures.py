@@ -16,7 +16,7 @@ import numpy as np
 
 from ddpwatch.core.limits import WindowLimits
 from ddpwatch.core.metrics.aggregate import Aggregate
-from ddpwatch.core.metrics.window import WINDOW_STEPS, gather, medians, together
+from ddpwatch.core.metrics.window import WINDOW_STEPS, gather, medians, ranks_to_compare
 from ddpwatch.core.state.step_store import TIMES
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ def measure(state: RunState, upto: int | None = None, *, since: int = 0) -> Figu
     """Figures over the last steps that all ranks hold, or held at step `upto`; None if there are none. After a change
     at step `since`, only later steps count if there are enough.
     """
-    ranks = together(state)
+    ranks = ranks_to_compare(state)
     newest = min((rank.steps.newest for rank in ranks), default=-1)
     last = newest if upto is None else min(upto, newest)
     steps = min(WINDOW_STEPS, max(WindowLimits.MIN_STEPS, last - since + 1))

@@ -14,7 +14,7 @@ from ddpwatch.core.limits import HungStepLimits
 from ddpwatch.core.metrics.aggregate import Aggregate
 from ddpwatch.core.metrics.histogram import MEDIAN, Histogram
 from ddpwatch.core.metrics.hung_steps import HungStepFinder, blamed_ranks
-from ddpwatch.core.metrics.window import NOT_KNOWN, aligned_window, held_by_all, together
+from ddpwatch.core.metrics.window import NOT_KNOWN, aligned_window, held_by_all, ranks_to_compare
 from ddpwatch.core.state.step_store import CAPACITY_STEPS, TIMES
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ class Timeline:
         received = sum((rank.last_received_ns is not None) + rank.snapped for rank in state.ranks.values())
         if received != self._heard:
             self._heard, self._next = received, 1
-        ranks = together(state)
+        ranks = ranks_to_compare(state)
         front = min((rank.steps.newest for rank in ranks), default=-1)
         self._next = max(self._next, front - CAPACITY_STEPS + 1)
         while self._next <= front:

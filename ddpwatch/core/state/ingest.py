@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def sanitized_hello(hello: Hello) -> Hello:
-    """Who a rank is, sent every few seconds."""
+    """Identity of a rank, sent every few seconds."""
     texts = [*hello.ddp, *hello.ddp.values(), *hello.environment, *hello.environment.values()]
     kept = sanitized(hello, NAME_CHARS)
     if not is_sanitized(hello.command, NAME_CHARS):

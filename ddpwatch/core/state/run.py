@@ -11,10 +11,10 @@ from ddpwatch import wire
 from ddpwatch.core.limits import LivenessLimits
 from ddpwatch.core.logs.log_state import LogState
 from ddpwatch.core.state import ingest
-from ddpwatch.core.state.gpu import CROWDED_MOMENTS, KEPT_MOMENTS, RankGpus
+from ddpwatch.core.state.gpu import KEPT_MOMENTS, MANY_RANKS_MOMENTS, RankGpus
 from ddpwatch.core.state.rank import Place, RankState
 from ddpwatch.core.state.sanitize import NAME_CHARS, NOTE_CHARS, sanitize, sanitized
-from ddpwatch.core.state.step_store import CAPACITY_STEPS, CROWDED_STEPS, StepRing, StepStore, put_tables
+from ddpwatch.core.state.step_store import CAPACITY_STEPS, MANY_RANKS_STEPS, StepRing, StepStore, put_tables
 from ddpwatch.errors import UnknownMessage, WireError
 
 if TYPE_CHECKING:
@@ -306,10 +306,10 @@ class RunState:
     @property
     def kept_steps(self) -> int:
         """Number of latest steps that are kept of each rank."""
-        return CAPACITY_STEPS if self.world_size <= MANY_RANKS else CROWDED_STEPS
+        return CAPACITY_STEPS if self.world_size <= MANY_RANKS else MANY_RANKS_STEPS
 
     def _new_rank(self, number: int, steps: StepRing) -> RankState:
-        moments = KEPT_MOMENTS if self.world_size <= MANY_RANKS else CROWDED_MOMENTS
+        moments = KEPT_MOMENTS if self.world_size <= MANY_RANKS else MANY_RANKS_MOMENTS
         return RankState(number, steps=steps, gpus=RankGpus(moments))
 
     def _rank(self, number: int) -> RankState:
