@@ -225,7 +225,7 @@ def _sanitized_gpus(gpus: Gpus) -> Gpus:
 
 
 def _is_sanitized_gpu(gpu: Gpu) -> bool:
-    texts = [gpu.device, gpu.uuid, gpu.name, *gpu.throttle, *(process.name for process in gpu.processes)]
+    texts = [gpu.device, gpu.uuid, gpu.name, *gpu.throttle, *[process.name for process in gpu.processes]]
     if gpu.absent:
         texts += [*gpu.absent, *gpu.absent.values()]
     return are_sanitized(texts, NAME_CHARS)
