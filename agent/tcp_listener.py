@@ -79,7 +79,7 @@ class TcpListener:
         """Bind the socket to the listener with this key. libzmq's I/O thread is one of `new_threads`."""
         self._note = note
         self._listener = listener
-        self._gatekeeper = curve.Gatekeeper(context, viewer_public_key)
+        self._gatekeeper = curve.ZapHandler(context, viewer_public_key)
         curve.listen_with(socket, secret_key)
         self._filter(_DROP_RESETS)
         self._bound_fd = os.dup(listener.fileno())

@@ -75,7 +75,7 @@ class Crowd:
         self._context = zmq.Context(io_threads=1)
         self._context.set(zmq.MAX_SOCKETS, ranks + 16)
         viewer_public_key, self._viewer_secret_key = curve.new_keys()
-        self._keeper = curve.Gatekeeper(self._context, viewer_public_key)
+        self._keeper = curve.ZapHandler(self._context, viewer_public_key)
         self._places: dict[int, tuple[str, str]] = {}
         """By rank, its TCP address and the public key it listens with."""
         self._sockets = [self._bind(rank, tcp=tcp) for rank in range(ranks)]

@@ -28,7 +28,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from ddpwatch import rundir
 from ddpwatch.core.limits import EvaluationLimits
-from ddpwatch.core.metrics.window import gather, together
+from ddpwatch.core.metrics.window import gather, ranks_to_compare
 from ddpwatch.session.follow import RunFollower
 from ddpwatch.wire import PHASES
 
@@ -232,7 +232,7 @@ class World:
 def _figures(follower: RunFollower) -> tuple[float, str]:
     """The median step in seconds, and those of all phases of all ranks in ms, as text."""
     state = follower.monitor.state
-    ranks = together(state)
+    ranks = ranks_to_compare(state)
     window = gather(state, ranks, upto=min(rank.steps.newest for rank in ranks), steps=EvaluationLimits.MAX_STEPS)
     lines = [f"{'':12}" + "".join(f"{phase:>11}" for phase in (*PHASES, "self", "step"))]
     for row, rank in enumerate(window.ranks):

@@ -62,7 +62,7 @@ def is_secret_key(text: str) -> bool:
 
 
 def listen_with(socket: zmq.Socket[bytes], secret_key: str) -> None:
-    """Make later binds of the socket use CURVE, with a `Gatekeeper` of the same context admitting keys."""
+    """Make later binds of the socket use CURVE, with a `ZapHandler` of the same context admitting keys."""
     socket.setsockopt(zmq.CURVE_SECRETKEY, secret_key.encode())
     socket.setsockopt(zmq.CURVE_SERVER, 1)
     socket.setsockopt(zmq.ZAP_DOMAIN, DOMAIN)
@@ -93,14 +93,14 @@ def connect(socket: zmq.Socket[bytes], address: str, server_key: str, viewer_sec
     socket.connect(address)
 
 
-def connect_here(socket: zmq.Socket[bytes], address: str) -> None:
+def connect_ipc(socket: zmq.Socket[bytes], address: str) -> None:
     """Connect to a Unix socket of this host, which the permissions of its directory protect."""
     socket.setsockopt(zmq.CURVE_SERVER, 0)  # also clears the keys
     socket.setsockopt(zmq.HEARTBEAT_IVL, 0)
     socket.connect(address)
 
 
-class Gatekeeper:
+class ZapHandler:
     """ZAP handler that admits one viewer key. Created before the first bind, in the thread that answers.
 
     A peer that does not know the listener's own public key is rejected by libzmq before it gets here.

@@ -89,7 +89,7 @@ class Relay:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         viewer_public_key, self._viewer_secret_key = curve.new_keys()
         self._server_key, secret_key = curve.new_keys()
-        self._keeper = curve.Gatekeeper(self._context, viewer_public_key)
+        self._keeper = curve.ZapHandler(self._context, viewer_public_key)
         self._front = self._open_front(secret_key, max(MIN_QUEUE, SEND_QUEUE * run.world_size))
         self._poller = zmq.Poller()
         self._poller.register(self._keeper.socket, zmq.POLLIN)

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from ddpwatch.core.metrics.aggregate import Aggregate
-from ddpwatch.core.metrics.window import aligned_window, held_by_all, together
-from ddpwatch.core.state.step_store import CROWDED_STEPS
+from ddpwatch.core.metrics.window import aligned_window, held_by_all, ranks_to_compare
+from ddpwatch.core.state.step_store import MANY_RANKS_STEPS
 from ddpwatch.recording.reader import Checkpoint
 from ddpwatch.recording.schema import Unreadable
 from ddpwatch.wire import STEP_BYTES
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ddpwatch.core.state.rank import RankState
     from ddpwatch.recording.reader import Attempt, Recording
 
-CHUNK_STEPS: Final = CROWDED_STEPS // 2
+CHUNK_STEPS: Final = MANY_RANKS_STEPS // 2
 """Max steps in a window: few enough that all ranks still store them, however many ranks there are."""
 BETWEEN_LOOKS: Final = 256
 """Max frames between two checks for steps that are ready."""
@@ -138,7 +138,7 @@ class StepReader:
         its history may bring them, unless this is the `last` time: after a recorder restarted, or a host came back, the
         first live steps arrive before the histories of the time between.
         """
-        ranks = together(self.state)
+        ranks = ranks_to_compare(self.state)
         before, self._compared = self._compared, ranks
         if {rank.rank for rank in before} - {rank.rank for rank in ranks}:
             # Steps with a rank that is not compared any more go out up to its last one.

@@ -89,7 +89,7 @@ class Connections:
                 self._connect_there(socket, address, relay.server_key, endpoint.host)
             elif self.is_here(endpoint):
                 address = endpoint.address
-                curve.connect_here(socket, address)
+                curve.connect_ipc(socket, address)
             else:
                 address = endpoint.tcp_address
                 self._connect_there(socket, address, endpoint.server_key, endpoint.host)

@@ -17,7 +17,7 @@ from ddpwatch.core.alerts.hangs import has_progressed
 from ddpwatch.core.alerts.model import Moment
 from ddpwatch.core.detectors.engine import evaluation_steps
 from ddpwatch.core.limits import AlertLimits, EvaluationLimits, WindowLimits
-from ddpwatch.core.metrics.window import WINDOW_STEPS, gather, together
+from ddpwatch.core.metrics.window import WINDOW_STEPS, gather, ranks_to_compare
 from ddpwatch.core.state.run import MANY_RANKS
 from ddpwatch.core.state.step_store import TIMES
 
@@ -83,7 +83,7 @@ class _Steps:
 
     def __init__(self, state: RunState, limits: Limits, upto: int | None) -> None:
         self._state, self._limits = state, limits
-        self._ranks = together(state)
+        self._ranks = ranks_to_compare(state)
         newest = min((rank.steps.newest for rank in self._ranks), default=-1)
         self.last = newest if upto is None else min(upto, newest)
 

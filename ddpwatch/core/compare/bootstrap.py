@@ -1,14 +1,12 @@
-"""Two runs side by side: what differs, by how much, and whether that is more than chance.
+"""Compares two runs by a block bootstrap: what differs, by how much, and whether that is significant.
 
-Steps that follow each other are alike, so that many of them say less than their number. Each figure is worked out again
-and again from blocks of steps drawn by chance (a block bootstrap). All runs are drawn with the same seed, so that the
-interval of a run does not depend on the one it is compared with. A run may also become slower and faster as a whole: as
-far as its parts show that, or leave it open, it is added to the draws (`random_walk`). What 95 of 100 draws lie between
-is the interval. A difference counts when zero is outside of its interval. One that is so small that two runs of the
-same thing may differ by as much, for no reason that shows within either, is told apart.
+Consecutive steps are correlated, so blocks of steps are resampled, with the same seed for all runs: the interval of a
+run does not depend on the run it is compared with. A speed that drifts over the run widens the resamples (`drift`). A
+difference is significant if its 95 % confidence interval excludes zero; one below `SMALLEST` is reported as too small,
+because two runs of the same job may differ by as much.
 
-Figures are medians: a hiccup is not the run. Where the steps of a run are of two kinds, such as every third one that
-saves something, a median would tell of one kind only and jump from one to the other; there both runs are told by means.
+Figures are medians, which outliers do not move. If step times have two modes, such as a checkpoint every third step, a
+median would jump from one mode to the other: then figures of both runs are means.
 """
 
 from __future__ import annotations
@@ -33,31 +31,30 @@ if TYPE_CHECKING:
 
 Verdict: TypeAlias = Literal["slower", "faster", "higher", "lower", "too small", "inside noise", "unproven"]
 Better: TypeAlias = Literal["less", "more", "neither"]
-"""Of what it is good to have more or less. Neither of a share: work that takes longer makes that of all else lower."""
+"""Whether more or less of a figure is better. Neither of a share: longer work lowers the share of everything else."""
 
 BLOCK_RESAMPLES: Final = 1000
 RESAMPLES: Final = 8 * BLOCK_RESAMPLES
-"""Each draw of blocks is used with several ways to wander: the interval hangs on the rare far ones, and those cost
-little."""
+"""Each block resample is used with several random walks: these cost little, and the interval depends on the rare large
+ones."""
 CONFIDENCE: Final = 0.95
 SEED: Final = 20
 BLOCKS: Final = (20, LONG_BLOCKS)
-"""A run is drawn from in so many blocks: short ones, and long ones for steps that are alike for long. The wider draws
-count."""
+"""Numbers of blocks in a resample: short ones, and long ones for long correlations. The wider result counts."""
 MIN_STEPS: Final = 20
-"""Fewer tell nothing about chance."""
+"""Minimum number of steps for a verdict."""
 MAX_ROWS: Final = 1024
-"""Steps that are drawn from; of a longer run, stretches from all over it."""
+"""Maximum number of steps to resample; of a longer run, stretches from all over it."""
 STRETCH_STEPS: Final = 64
 SMALLEST: Final = 0.01
-"""A difference below this part of the figure is too small to matter: two runs of the same job are hardly more alike."""
+"""Smallest relevant difference, as a fraction of the figure: two runs of one job hardly differ by less."""
 SMALLEST_SHARE: Final = 0.005
-"""The same for the all-reduce share, in parts of the step."""
+"""Smallest relevant difference of the all-reduce share, as a fraction of the step."""
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A figure, and between what it would lie if the run were done again."""
+    """A figure and its confidence interval."""
 
     value: float
     low: float
@@ -72,14 +69,13 @@ class Difference:
     """`step`, `share`, `samples_per_s`, `samples_per_s_rank`, or a part of the step."""
     a: Estimate | None
     b: Estimate | None
-    """None = cannot be told."""
+    """None = not known."""
     change: Estimate | None
-    """`b` against `a`: as a part of `a`; for parts of the step as a part of `a`'s step; for the share as it is."""
+    """`b` against `a`: relative to `a`; for parts of the step relative to `a`'s step; for the share absolute."""
     verdict: Verdict
-    """Of the share `higher` or `lower`, of all else `slower` or `faster`. `too small` = there is one, of less than
-    `smallest`."""
+    """`higher` or `lower` for the share, else `slower` or `faster`. `too small` = significant, but below `smallest`."""
     smallest: float = SMALLEST
-    """Below it a change is too small to matter."""
+    """Smallest relevant change."""
 
 
 @dataclass(frozen=True)
@@ -93,12 +89,12 @@ class Comparison:
     throughput: Difference
     """Of all ranks together."""
     each: Difference
-    """Of one rank, in the mean."""
+    """Mean of a rank."""
     parts: tuple[Difference, ...]
     by_samples: bool
-    """Whether `verdict` is about samples and not about steps: the batches differ."""
+    """Whether the verdict is about samples instead of steps, because the batches differ."""
     kinds: tuple[StepModes | None, StepModes | None] = (None, None)
-    """Of each run, if its steps are of two kinds; then all figures are means, and not medians."""
+    """The two modes of each run's step times, if it has them; then all figures are means instead of medians."""
 
     @property
     def by_means(self) -> bool:
@@ -107,27 +103,25 @@ class Comparison:
 
     @property
     def headline(self) -> Difference:
-        """What decides: the time of a step; throughput of a rank, where batches or worlds differ."""
+        """The deciding figure: step time, or throughput of a rank if batches or world sizes differ."""
         return self.each if self.by_samples else self.steps
 
     @property
     def slowdown(self) -> Estimate | None:
-        """By how much `b` is slower, as a part of the time that `a` takes; negative = it is faster."""
+        """By how much `b` is slower, as a fraction of `a`'s time; negative = faster."""
         change = self.headline.change
         if change is None or not self.by_samples:
             return change
         return Estimate(*(1.0 / max(1.0 + value, 1e-9) - 1.0 for value in (change.value, change.high, change.low)))
 
     def fails(self, most: float) -> bool:
-        """Whether `b` is slower by more than `most`, and that is beyond noise. Who allows less than what is too small
-        to matter means it.
-        """
+        """Whether `b` is significantly slower, by more than `most`. A limit below `smallest` is applied as given."""
         slowdown = self.slowdown
         return slowdown is not None and self.headline.verdict in {"slower", "too small"} and slowdown.value > most
 
 
 def compare(a: StepSample, b: StepSample) -> Comparison | None:
-    """The two runs; None = one of them has no step that all of its ranks have finished."""
+    """Compare two runs; None = one of them has no step that all of its ranks have finished."""
     profile_a, profile_b = a.profile(), b.profile()
     if profile_a is None or profile_b is None:
         return None
@@ -156,7 +150,7 @@ def _whole_ns(sample: StepSample) -> FloatArray:
 
 
 class _Bootstrap:
-    """The figures of a run, each as it is and as it is in every draw."""
+    """Figures of one run, each with its resamples."""
 
     def __init__(self, sample: StepSample, *, by_means: bool) -> None:
         steps, whole_ns = sample.steps(), _whole_ns(sample)
@@ -166,58 +160,53 @@ class _Bootstrap:
         self._all, self._rows = kept, _thinned(kept)
         count = self._rows.shape[1]
         self.proven = count >= MIN_STEPS
-        chance = np.random.default_rng(SEED)
-        self._resampled = [_blocks(count, max(count // blocks, 1), chance) for blocks in BLOCKS]
-        self._random_walk = RandomWalk(count if self.proven else 0, RESAMPLES, chance)
+        rng = np.random.default_rng(SEED)
+        self._resampled = [_blocks(count, max(count // blocks, 1), rng) for blocks in BLOCKS]
+        self._random_walk = RandomWalk(count if self.proven else 0, RESAMPLES, rng)
         self._by_means = by_means
         self._known: dict[str, tuple[float, FloatArray]] = {}
 
     def of(self, name: str) -> tuple[float, FloatArray]:
-        """The figure, and the same in all draws; nan = cannot be told."""
+        """A figure and its resamples; NaN = not known."""
         if name not in self._known:
-            (all_top, all_bottom), (top, bottom) = self._parts(name, self._all), self._parts(name, self._rows)
-            reported = np.isfinite(all_top)
+            all_top, all_bottom = self._fraction(name, self._all)
+            top, bottom = self._fraction(name, self._rows)
             if not np.isfinite(top).any():
                 return np.nan, np.full(RESAMPLES, np.nan)
-            value, drawn_from = self._row_median(all_top, all_bottom)[0], self._row_median(top, bottom)[0]
-            resamples = max(
-                (self._row_medians(top, bottom, resampled) for resampled in self._resampled),
-                key=lambda resampled: float(np.std(resampled)),
-            )
+            value, thinned_value = self._center(all_top, all_bottom)[0], self._center(top, bottom)[0]
+            by_blocks = (self._resample(top, bottom, resampled) for resampled in self._resampled)
+            resamples = max(by_blocks, key=lambda centers: float(np.std(centers)))
             variance, resamples = float(np.var(resamples)), np.tile(resamples, RESAMPLES // BLOCK_RESAMPLES)
             if not self._by_means and self._random_walk.parts:
-                # A run that goes from one kind of steps to the other and back does not walk: long blocks tell that.
+                # Alternating between two modes is not a walk; long blocks cover it.
                 split = np.array_split(np.arange(len(top)), self._random_walk.parts)
-                parts = np.array([self._row_median(top[part], bottom[part])[0] for part in split])
+                parts = np.array([self._center(top[part], bottom[part])[0] for part in split])
                 resamples = resamples + self._random_walk.of(parts, variance)
-            # No run is as a whole faster or slower than each of its steps.
-            each = all_top[reported] / all_bottom[reported]
-            # The figure is that of all steps; some of them tell how far it may be off.
-            self._known[name] = float(value), np.clip(resamples + (value - drawn_from), each.min(), each.max())
+            # A run is as a whole neither faster nor slower than each of its steps.
+            each = (all_top / all_bottom)[np.isfinite(all_top)]
+            # The figure is of all steps; the resamples, of some of them, give its uncertainty.
+            self._known[name] = float(value), np.clip(resamples + (value - thinned_value), each.min(), each.max())
         return self._known[name]
 
-    def _row_medians(self, top: FloatArray, bottom: FloatArray, resampled: NDArray[np.int64]) -> FloatArray:
-        """The middle of each draw."""
-        return (
-            self._row_median(top[resampled], bottom[resampled])
-            if self._by_means
-            else _resampled_medians(top / bottom, resampled)
-        )
+    def _resample(self, top: FloatArray, bottom: FloatArray, resampled: NDArray[np.int64]) -> FloatArray:
+        """The figure of each resample."""
+        if self._by_means:
+            return self._center(top[resampled], bottom[resampled])
+        return _resampled_medians(top / bottom, resampled)
 
-    def _row_median(self, top: FloatArray, bottom: FloatArray) -> FloatArray:
-        """By rows, or of the only one: what stands for all steps. Without what was not told."""
+    def _center(self, top: FloatArray, bottom: FloatArray) -> FloatArray:
+        """Median or mean of each row, or of the only one, without unknown values."""
         top, bottom = np.atleast_2d(top), np.atleast_2d(bottom)
         if not self._by_means:
             return _medians(top / bottom)
-        reported = np.isfinite(top)
-        means: FloatArray = np.where(reported, top, 0.0).sum(axis=1) / np.where(reported, bottom, 0.0).sum(axis=1).clip(
-            1e-12
-        )
-        means[~reported.any(axis=1)] = np.nan
+        known = np.isfinite(top)
+        sums, weights = np.where(known, top, 0.0).sum(axis=1), np.where(known, bottom, 0.0).sum(axis=1)
+        means: FloatArray = sums / weights.clip(1e-12)
+        means[~known.any(axis=1)] = np.nan
         return means
 
-    def _parts(self, name: str, rows: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """The figure in each of these steps as what is divided by what; nan = not told."""
+    def _fraction(self, name: str, rows: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """Numerator and denominator of a figure in each of these steps; NaN = not known."""
         whole_ns, samples = rows[0], rows[-1]
         one = np.ones_like(whole_ns)
         if name == "step":
@@ -232,7 +221,7 @@ class _Bootstrap:
 
 
 def _thinned(rows: FloatArray) -> FloatArray:
-    """Not more steps than can be drawn from in a moment."""
+    """At most `MAX_ROWS` steps, in stretches."""
     count = rows.shape[1]
     if count <= MAX_ROWS:
         return rows
@@ -240,36 +229,32 @@ def _thinned(rows: FloatArray) -> FloatArray:
     return rows[:, (starts[:, None] + np.arange(STRETCH_STEPS)).ravel()]
 
 
-def _blocks(count: int, block: int, chance: np.random.Generator) -> NDArray[np.int64]:
-    """(draw, step): blocks that begin anywhere, as many steps as there are; the end is followed by the beginning."""
-    starts = chance.integers(0, count, (BLOCK_RESAMPLES, -(-count // block)))
+def _blocks(count: int, block: int, rng: np.random.Generator) -> NDArray[np.int64]:
+    """(resample, step): indices of circular blocks that begin anywhere."""
+    starts = rng.integers(0, count, (BLOCK_RESAMPLES, -(-count // block)))
     resampled = (starts[:, :, None] + np.arange(block)).reshape(BLOCK_RESAMPLES, -1)[:, :count] % count
     return resampled.astype(np.int64)
 
 
-def _median(values: FloatArray) -> float:
-    reported = values[np.isfinite(values)]
-    return float(np.median(reported)) if len(reported) else np.nan
-
-
 def _medians(values: FloatArray) -> FloatArray:
-    """Of each draw, without what was not told."""
+    """Median of each row, without unknown values."""
     if np.isfinite(values).all():
         return medians(values)
-    return np.array([_median(row) for row in values])
+    known = [row[np.isfinite(row)] for row in values]
+    return np.array([np.median(row) if len(row) else np.nan for row in known])
 
 
 def _resampled_medians(values: FloatArray, resampled: NDArray[np.int64]) -> FloatArray:
-    """The same of values by their places, which may be drawn many times."""
+    """Median of each resample, given the indices of its values."""
     if not np.isfinite(values).all():
         return _medians(values[resampled])
     order = np.argsort(values)
-    # Ranks of so few steps are small numbers, which are sorted several times as fast as what they stand for.
+    # The ranks of the values are small integers, which sort several times as fast as the values.
     ranks = np.empty(len(values), dtype=np.int16)
     ranks[order] = np.arange(len(values))
     ordered, count = np.sort(ranks[resampled], axis=1), resampled.shape[1]
-    middle: FloatArray = values[order[ordered[:, [(count - 1) // 2, count // 2]]]].mean(axis=1)
-    return middle
+    found: FloatArray = values[order[ordered[:, [(count - 1) // 2, count // 2]]]].mean(axis=1)
+    return found
 
 
 def _difference(
@@ -281,18 +266,18 @@ def _difference(
     smallest: float = SMALLEST,
     relative_to: Literal["itself", "step", "none"] = "itself",
 ) -> Difference:
-    (value_a, drawn_a), (value_b, drawn_b) = a.of(name), b.of(name)
-    first, second = _estimate(value_a, drawn_a), _estimate(value_b, drawn_b)
+    (value_a, resamples_a), (value_b, resamples_b) = a.of(name), b.of(name)
+    first, second = _estimate(value_a, resamples_a), _estimate(value_b, resamples_b)
     if first is None or second is None:
         return Difference(name, first, second, None, "unproven", smallest)
     if relative_to == "itself":
-        scale, scales = value_a, drawn_a
+        scale, scales = value_a, resamples_a
     elif relative_to == "step":
         scale, scales = a.of("step")
     else:
         scale, scales = 1.0, np.ones(RESAMPLES)
-    # Both runs are drawn with the same chances. Side by side in the same order, those would hide a difference.
-    apart = drawn_b[np.random.default_rng(SEED).permutation(RESAMPLES)] - drawn_a
+    # Both runs are resampled with the same seed. In the same order, that would hide a difference.
+    apart = resamples_b[np.random.default_rng(SEED).permutation(RESAMPLES)] - resamples_a
     change = _estimate((value_b - value_a) / max(scale, 1e-12), apart / np.maximum(scales, 1e-12))
     if change is None or not (a.proven and b.proven):
         return Difference(name, first, second, change, "unproven", smallest)

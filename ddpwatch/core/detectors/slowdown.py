@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from ddpwatch.core import rules
 from ddpwatch.core.alerts.model import Finding, Severity
-from ddpwatch.core.metrics.baseline import Steady, open_delay_steps
+from ddpwatch.core.metrics.baseline import Baseline, open_delay_steps
 from ddpwatch.core.units import ms, percent
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def slowdown(context: DetectorContext) -> list[Finding]:
         return []
     work = context.history.steady("work_ns", block, limits.lasting_s)
     # If a rank is not watched, waiting for it looks like wire.
-    wire = context.history.steady("wire_ns", block, limits.lasting_s) if window.complete else Steady(0.0, 0.0)
+    wire = context.history.steady("wire_ns", block, limits.lasting_s) if window.complete else Baseline(0.0, 0.0)
     if work is None or wire is None:
         return []
     wire_ns = block.wire_ns if window.complete else 0.0

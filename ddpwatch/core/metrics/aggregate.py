@@ -41,7 +41,7 @@ MAX_BATCHES: Final = 64
 COLUMNS: Final = 160
 """Columns over time: as many as a chart can show."""
 SUMMED: Final = ("steps", "step_ns", "sync_ns", "complete", "wire_ns", "wait_ns")
-"""Sums over the steps of a column; `complete` = steps that all ranks are in, which tell wire from wait."""
+"""Sums over the steps of a column; `complete` = steps with all ranks, of which wire and wait are known."""
 MAX_ROWS: Final = 1 << 17
 """Steps that a sample keeps. Of a longer run every second one is dropped at random, and then again."""
 PARTS: Final = ("data", "forward", "backward", "wire", "wait", "optimizer", "other")
@@ -93,7 +93,7 @@ class Aggregate:
         return aggregate
 
     def add(self, window: Window) -> None:
-        """Add the steps of a window, none of which was added before."""
+        """Add the steps of a window, each once."""
         rows = np.searchsorted(self.ranks, window.ranks)
         if len(window) and len(rows) and int(rows.max()) < len(self.ranks):
             self._add(window, rows)
@@ -146,11 +146,11 @@ class Aggregate:
         return self._batches.most_common(1)[0][0] if self._batches else None
 
     def shares(self) -> Shares:
-        """The all-reduce, and of it wire and wait: total time over total time. None for one rank, which has no peer."""
+        """All-reduce, wire and wait as fractions of the total time. None for a single rank."""
         return self.sync_shares() if len(self.ranks) > 1 else UNKNOWN
 
     def sync_shares(self) -> Shares:
-        """The same, for one rank, too: scaling counts what several ranks spend in sync beyond it."""
+        """The same, also for a single rank: scaling needs its sync as the reference."""
         total_ns = self.total_ns
         if not total_ns:
             return UNKNOWN
@@ -258,9 +258,7 @@ class RunAggregate(Aggregate):
 
     @classmethod
     def of_run(cls, windows: Iterable[Window], ranks: Sequence[int]) -> RunAggregate:
-        """The aggregate of all windows of a run, without step 0, which holds warming up, and without times that cannot
-        be true.
-        """
+        """Aggregate of all windows of a run, without step 0, which contains warmup, and without implausible ranks."""
         aggregate = cls(ranks)
         for window in windows:
             measured = without_implausible(window.where(window.indices > 0))
@@ -439,7 +437,7 @@ def _host_straggler_cost_ns(window: Window) -> dict[str, float]:
 
 
 class StepSample:
-    """One row a step, means over its ranks; of a very long run a random sample. Leaves out steps without all ranks."""
+    """One row a step, means over its ranks; of a very long run a random sample. Incomplete steps are skipped."""
 
     def __init__(self, windows: Iterable[Window] = (), *, max_rows: int = MAX_ROWS) -> None:
         """Begin empty, or with these windows."""
@@ -448,7 +446,7 @@ class StepSample:
         self.world_size = 0
         self._warm, self._all = Aggregate(), Aggregate()
         self._capped_ns = np.zeros(0)
-        """By rank, its straggler cost, with a maximum in each step: some odd steps blame nobody."""
+        """By rank, its straggler cost, capped in each step: a few odd steps do not put the blame on a rank."""
         self._max = max(max_rows, 2)
         self._keep = 1.0
         self._random = np.random.default_rng(0)
@@ -481,7 +479,7 @@ class StepSample:
             self._chunks, self._rows, self._keep = [kept], kept.shape[1], self._keep / 2
 
     def passing(self, windows: Iterable[Window]) -> Iterator[Window]:
-        """Add windows on their way to somebody else."""
+        """Add windows while passing them on."""
         for window in windows:
             self.add(window)
             yield window

@@ -38,7 +38,7 @@ class Block:
 
 
 @dataclass(frozen=True)
-class Steady:
+class Baseline:
     """Median and scaled MAD of a figure over blocks."""
 
     value: float
@@ -58,7 +58,7 @@ class History:
             # The latest one stays, as the next block's neighbor.
             del self.blocks[-3::-2]
 
-    def steady(self, name: str, like: Block, least_s: float) -> Steady | None:
+    def steady(self, name: str, like: Block, least_s: float) -> Baseline | None:
         """Baseline of one figure over comparable blocks; None if they are too few or span less than `least_s` seconds.
 
         The better half of the blocks counts, so that a job that was slow for a while is compared with its good times.
@@ -72,7 +72,7 @@ class History:
         values = np.sort([getattr(block, name) for block in comparable])
         better = values[: max(BaselineLimits.MIN_BLOCKS, (len(values) + 1) // 2)]
         median = float(np.median(better))
-        return Steady(median, MAD_TO_SIGMA * float(np.median(np.abs(better - median))))
+        return Baseline(median, MAD_TO_SIGMA * float(np.median(np.abs(better - median))))
 
 
 def open_delay_steps(open_delay_s: float, block: Block) -> float:

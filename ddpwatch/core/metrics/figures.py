@@ -1,10 +1,8 @@
-"""What the steps mean across ranks: own work, waiting, wire, and the all-reduce share.
+"""Live figures over the latest aligned steps: own work, wait, wire, all-reduce share, overlap and bandwidth.
 
-In synchronous training all step times are equal and only `self` shows the slow rank. Ranks meet twice in a step,
-before the forward pass and after backward; at each meeting the time that even the last to arrive spends in `sync` is
-the wire's, the rest is waiting. Where ranks are missing, wire and waiting cannot be told apart and stay None.
-
-The gradient buckets of one backward pass, with what can be said about each.
+In synchronous training all step times are equal, and only own work shows the straggler. Ranks synchronize twice in a
+step, before the forward pass and after backward; at each sync point the `sync` of the last rank to arrive is wire, the
+rest is wait. Without all ranks the two cannot be separated and are None.
 """
 
 from __future__ import annotations
@@ -18,7 +16,7 @@ import numpy as np
 
 from ddpwatch.core.limits import WindowLimits
 from ddpwatch.core.metrics.aggregate import Aggregate
-from ddpwatch.core.metrics.window import WINDOW_STEPS, gather, medians, together
+from ddpwatch.core.metrics.window import WINDOW_STEPS, gather, medians, ranks_to_compare
 from ddpwatch.core.state.step_store import TIMES
 
 if TYPE_CHECKING:
@@ -42,52 +40,52 @@ class RankFigures(msgspec.Struct, frozen=True, gc=False):
     optimizer_ns: float
     other_ns: float
     wait_ns: float | None
-    """Part of `sync` spent waiting for slower ranks; None = unproven, a rank is missing."""
+    """Part of `sync` spent waiting for slower ranks; None = not known, a rank is missing."""
     straggler_cost_share: float | None
-    """Part of the job's time that it would save, were this rank as fast as the next-slowest; None = unproven."""
+    """Fraction of the job's time that it would save if this rank were as fast as the next-slowest; None = not known."""
     batch: int | None
-    """Largest micro-batch; None = could not be told."""
+    """Largest micro-batch; None = not known."""
 
 
 MEASURED: Final = (*TIMES, "batch", "busy_ns", "comm_bytes")
-"""Columns that figures are made of."""
+"""Columns that figures are computed from."""
 
 
 @dataclass(frozen=True)
 class Figures:
-    """The job over its last aligned steps."""
+    """Figures of the job over its latest aligned steps."""
 
     first_step: int
     last_step: int
     steps: int
-    """How many steps the figures stand on."""
+    """Number of steps in the window."""
     complete: bool
-    """Whether all ranks of the world are in; if not, what compares ranks or adds them up is None."""
+    """Whether the window holds all ranks; if not, figures that compare or add up ranks are None."""
     step_ns: float
     """Median over steps of the mean over ranks."""
     samples_per_s: float | None
     """Median over steps."""
     effective_batch: int | None
-    """Samples of all ranks in one step, accumulation included."""
+    """Samples of all ranks in one step, including accumulation."""
     share: float
     """All-reduce share: mean sync over mean step."""
     wire_share: float | None
     wait_share: float | None
     """`wire_share + wait_share == share`."""
     overlap: float | None
-    """Part of the gradient all-reduce hidden behind computing; None = it is not timed."""
+    """Fraction of the gradient all-reduce hidden behind computation; None = not timed."""
     bus_bytes_s: float | None
-    """Bus bandwidth of the gradient all-reduce, as nccl-tests counts it; None = not timed, or ranks are missing."""
+    """Bus bandwidth of the gradient all-reduce as in nccl-tests; None = not timed, or ranks are missing."""
     ranks: dict[int, RankFigures]
     aggregate: Aggregate = field(compare=False, repr=False)
     """The sums over these steps."""
 
 
 def measure(state: RunState, upto: int | None = None, *, since: int = 0) -> Figures | None:
-    """The figures over the last steps that all ranks have, or had at step `upto`; None where there are none: unproven,
-    not guessed. Something has changed at step `since`: if enough steps have come since, only those count.
+    """Figures over the last steps that all ranks hold, or held at step `upto`; None if there are none. After a change
+    at step `since`, only later steps count if there are enough.
     """
-    ranks = together(state)
+    ranks = ranks_to_compare(state)
     newest = min((rank.steps.newest for rank in ranks), default=-1)
     last = newest if upto is None else min(upto, newest)
     steps = min(WINDOW_STEPS, max(WindowLimits.MIN_STEPS, last - since + 1))
@@ -96,7 +94,7 @@ def measure(state: RunState, upto: int | None = None, *, since: int = 0) -> Figu
 
 
 def figures_of(window: Window) -> Figures:
-    """The figures of a window that holds at least one step."""
+    """Figures of a window that holds at least one step."""
     complete = window.complete
     samples, samples_per_s = _throughput(window) if complete else (None, None)
     aggregate = Aggregate.of(window)
@@ -128,7 +126,7 @@ def _throughput(window: Window) -> tuple[int | None, float | None]:
 
 
 def _overlap(window: Window) -> float | None:
-    """Only the gradient all-reduce can overlap: what `sync` spends before the forward pass is not held against it."""
+    """Only the gradient all-reduce can overlap, so `sync` before the forward pass does not count."""
     busy_ns = window.column("busy_ns").astype(np.float64)
     known = busy_ns > 0
     if not known.any():
@@ -138,7 +136,7 @@ def _overlap(window: Window) -> float | None:
 
 
 def _bus_bytes_s(window: Window) -> float | None:
-    """Of the rank that was done soonest: the last to arrive waits for nobody, so its time is the network's."""
+    """Bandwidth of the fastest rank: the last to arrive waits for no other, so its time is the network's."""
     busy_ns = window.column("busy_ns").astype(np.float64)
     sent = window.column("comm_bytes")
     known = (busy_ns > 0) & (sent > 0)
@@ -158,24 +156,24 @@ def _per_rank(window: Window, aggregate: Aggregate) -> dict[int, RankFigures]:
     batches = [int(batch) or None for batch in medians(window.column("batch")).tolist()]
     costs = list(aggregate.straggler_costs().values()) if complete else unproven
     columns = (window.ranks, step_ns, self_ns, *phases_ns, wait_ns, costs, batches)
-    # By position, in the order of the fields: with thousands of ranks names would cost more than the figures.
+    # Positional arguments: with thousands of ranks, keywords would cost more than the figures.
     return {row[0]: RankFigures(*row) for row in zip(*columns, strict=True)}
 
 
 @dataclass(frozen=True)
 class Timing:
-    """One bucket."""
+    """Timing of one gradient bucket."""
 
     bucket: Bucket
     took_ns: int | None
-    """From ready to done: queueing and waiting for other ranks are in it. None = its end could not be seen."""
+    """From ready to done, including queueing and waiting for other ranks; None = its end was not observed."""
     hidden: float | None
-    """Part of that time in which the rank was still computing."""
+    """Fraction of that time in which the rank was still computing."""
     gb_per_s: float | None
 
 
 def backward_ns_of(rank: RankState, step: int) -> int | None:
-    """When the rank's own backward pass ended; None where the step held several, or is not known."""
+    """When the rank's backward pass ended; None = not known, or the step held several."""
     if not rank.steps.has(step):
         return None
     at = np.array([step], dtype=np.int64)
@@ -183,18 +181,18 @@ def backward_ns_of(rank: RankState, step: int) -> int | None:
 
 
 def timings_of(buckets: list[Bucket], backward_ns: int | None, world_size: int) -> list[Timing]:
-    """In the order of their numbers."""
+    """Timings of the buckets of one backward pass, in the order of their indices."""
     ends = Counter(bucket.done_ns for bucket in buckets)
     found = []
     for bucket in sorted(buckets, key=lambda bucket: bucket.index):
-        # The agent gives all whose end it has not seen the end of the backward pass: no two end at once by themselves.
+        # The agent reports the end of backward for buckets whose end it did not observe: real ends differ.
         seen = bucket.done_ns > bucket.ready_ns and ends[bucket.done_ns] == 1
         took_ns = bucket.done_ns - bucket.ready_ns if seen else None
         hidden = gb_per_s = None
         if took_ns and backward_ns is not None:
             hidden = max(0, min(bucket.done_ns, backward_ns) - bucket.ready_ns) / took_ns
         if took_ns and world_size > 1:
-            # Bytes in a nanosecond are GB in a second; each crosses a link so many times, as nccl-tests counts it.
+            # Bytes per nanosecond are GB per second. The factor is the bus bandwidth of nccl-tests.
             gb_per_s = bucket.bytes * 2 * (world_size - 1) / world_size / took_ns
         found.append(Timing(bucket, took_ns, hidden, gb_per_s))
     return found

@@ -1,9 +1,8 @@
-"""How well a job uses its ranks: against a run of one process, and where the part that is lost went.
+"""Scaling efficiency of a job against a baseline run, and what the lost part is spent on.
 
-What a sample costs is the time of one rank for it: ranks x step / batch. The efficiency is what it cost in the baseline
-over what it costs in the run. Each part of a step costs so much of that time in either; the differences, as parts of
-the run's time, add up to what is lost. A negative one is a gain. All of it is total time over total time, as shares of
-a run are: medians of parts do not add up. What speed-up medians come to is told beside it where it is another one.
+A sample costs ranks x step / batch. Efficiency is its cost in the baseline over its cost in the run. The differences of
+the parts of a step, as fractions of the run's time, add up to the loss; a negative one is a gain. All of it is total
+time over total time, because medians of parts do not add up; the speedup of medians is reported separately.
 """
 
 from __future__ import annotations
@@ -24,14 +23,14 @@ LOSSES: Final = ("wire", "waiting", "data", "compute")
 
 @dataclass(frozen=True)
 class Profile:
-    """A run boiled down. Times are of one step and one rank, in the mean; the parts add up to the step."""
+    """Summary of a run: mean times of one step and one rank, whose parts add up to the step."""
 
     world_size: int
     steps: int
-    """How many steps it stands on."""
+    """Number of steps in it."""
     step_ns: float
     samples_per_s: float | None
-    """Of all ranks together, in the mean; None = the batch size could not be told."""
+    """Of all ranks together; None = the batch size is not known."""
     effective_batch: float | None
     data_ns: float
     compute_ns: float
@@ -41,17 +40,17 @@ class Profile:
     """Ranks that most of the waiting was for; empty = none stands out, or there is hardly any."""
     median_ns: float | None = None
     p99_ns: float | None = None
-    """Of the single steps; None = not known."""
+    """Of single steps; None = not known."""
 
     @property
     def shares(self) -> dict[str, float]:
-        """The parts of a step by their names in `LOSSES`; together 1."""
+        """Fractions of a step by the names in `LOSSES`; they add up to 1."""
         parts_ns = (self.wire_ns, self.wait_ns, self.data_ns, self.compute_ns)
         return {name: part_ns / self.step_ns for name, part_ns in zip(LOSSES, parts_ns, strict=True)}
 
     @property
     def is_uneven(self) -> bool:
-        """Whether some steps took so much longer than most that the mean does not tell how fast it runs."""
+        """Whether the mean step is far above the median, so that it does not show the typical speed."""
         return self.median_ns is not None and self.step_ns > ScalingLimits.UNEVEN_FACTOR * self.median_ns
 
 
@@ -62,17 +61,17 @@ class Scaling:
     baseline: Profile
     run: Profile
     speedup: float
-    """So many times as many samples a second."""
+    """Ratio of the samples per second."""
     efficiency: float
-    """The speed-up over the number of ranks; above 1 = a rank does more than one alone."""
+    """Speedup over the number of ranks; above 1 = a rank does more than one alone."""
     parts: dict[str, float]
-    """By the names in `LOSSES`, what is lost; negative = gained. Together `1 - efficiency`."""
+    """Loss by the names in `LOSSES`; negative = gain. They add up to `1 - efficiency`."""
     by_steps: bool = False
-    """Samples are not told: every rank is taken to have the same batch as the baseline."""
+    """Whether samples are not known, and every rank is assumed to have the baseline's batch."""
 
     @property
     def median_speedup(self) -> float | None:
-        """What the speed-up would be if all steps of both took as long as their median ones; None = not known."""
+        """The speedup if all steps of both runs took their medians; None = not known."""
         before_ns, now_ns = self.baseline.median_ns, self.run.median_ns
         if not before_ns or not now_ns:
             return None
@@ -80,13 +79,13 @@ class Scaling:
 
     @property
     def medians_differ(self) -> bool:
-        """Whether a reader who divides one median by the other comes to another speed-up."""
+        """Whether the ratio of the medians shows another speedup."""
         by_medians = self.median_speedup
         return by_medians is not None and abs(by_medians - self.speedup) > ScalingLimits.MIN_DIFFERENCE * self.speedup
 
 
 def scaling(baseline: Profile, run: Profile) -> Scaling:
-    """How much faster the run is than the baseline, how much of its ranks' time that uses, and where the rest goes."""
+    """Speedup and efficiency of a run against a baseline, and what the rest is lost to."""
     if baseline.samples_per_s and run.samples_per_s:
         by_steps = False
         speedup = run.samples_per_s / baseline.samples_per_s
@@ -100,14 +99,14 @@ def scaling(baseline: Profile, run: Profile) -> Scaling:
 
 
 def scaling_of(baseline: Profile | None, run: Aggregate | None) -> Scaling | None:
-    """A run, or its last steps, against a baseline; None = there is none, or the run has no steps that tell."""
+    """Scaling of a run, or of its last steps; None = there is no baseline, or the run has no complete steps."""
     profile = None if baseline is None or run is None else run.profile()
     return None if baseline is None or profile is None else scaling(baseline, profile)
 
 
 def waited_for(costs: Mapping[int, float]) -> tuple[int, ...]:
-    """The fewest ranks that caused most of the waiting, by the straggler cost of each in any unit; none, if it takes
-    more than half of them.
+    """The fewest ranks that caused most of the waiting, by their straggler costs in any unit; none if these are more
+    than half of the ranks.
     """
     total = sum(costs.values())
     named: list[int] = []

@@ -1,7 +1,7 @@
-"""The job step by step, for charts: a few figures of every aligned step, and how far each rank was from the others.
+"""Figures of every aligned step, and the excess of each rank, for charts.
 
-Grows with the steps that all ranks have finished, each looked at once, so that drawing costs the same however many
-ranks there are. Steps with a pause, an evaluation or a skipped update are left out, as in the figures.
+Each step that all ranks have finished is processed once, so that drawing costs the same for any number of ranks. Steps
+with a pause, an evaluation or a skipped update are excluded, as in the figures.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from ddpwatch.core.limits import HungStepLimits
 from ddpwatch.core.metrics.aggregate import Aggregate
 from ddpwatch.core.metrics.histogram import MEDIAN, Histogram
 from ddpwatch.core.metrics.hung_steps import HungStepFinder, blamed_ranks
-from ddpwatch.core.metrics.window import NOT_KNOWN, aligned_window, held_by_all, together
+from ddpwatch.core.metrics.window import NOT_KNOWN, aligned_window, held_by_all, ranks_to_compare
 from ddpwatch.core.state.step_store import CAPACITY_STEPS, TIMES
 
 if TYPE_CHECKING:
@@ -33,48 +33,47 @@ CHUNK_STEPS: Final = 32
 
 
 class Timeline:
-    """The last aligned steps in arrays of a fixed size, oldest first in what the methods give.
+    """Ring buffer of the latest aligned steps; methods return them oldest first.
 
-    Where not all ranks are heard, wire and waiting cannot be told apart: both are nan.
+    Without all ranks, wire and wait cannot be separated: both are NaN.
     """
 
     def __init__(self) -> None:
-        """Begin with none."""
         self.ranks: tuple[int, ...] = ()
-        """The rows of what `excess` gives."""
+        """Rows of `excess`."""
         self.aggregate = Aggregate()
-        """All steps that were followed with all ranks, those that have left the arrays among them. Without all ranks
-        nobody's wait is known."""
+        """All complete steps so far, including those that have left the ring."""
         self._aggregated = np.full(CAPACITY_STEPS, -1, dtype=np.int64)
-        """By slot, the last step in the aggregate: one that comes again, because a history came late, counts once."""
+        """By slot, the last step in the aggregate: a late history repeats steps, and each counts once."""
         self._index = np.full(CAPACITY_STEPS, -1, dtype=np.int64)
         self._series = np.full((len(SERIES), CAPACITY_STEPS), np.nan)
-        # By step, then rank: the steps that are asked for are then copied whole, which thousands of ranks need.
+        # Step before rank, so that requested steps are contiguous: it matters with thousands of ranks.
         self._excess = np.full((CAPACITY_STEPS, 0), NOT_KNOWN, dtype=np.uint8)
         self._next = 1
         self._heard = 0
 
     @property
     def newest(self) -> int:
-        """The last step; -1 = none yet."""
+        """The last step; -1 = none."""
         return int(self._index.max())
 
     @property
     def oldest(self) -> int:
-        """The first step that is still there; -1 = none yet."""
+        """The first step in the ring; -1 = none."""
         held = self._index[self._index > self._next - 1 - CAPACITY_STEPS]
         held = held[held >= 0]
         return int(held.min()) if len(held) else -1
 
     def follow(self, state: RunState) -> None:
-        """Take in what all ranks have finished since."""
+        """Add the steps that all ranks have finished since the last call."""
         if tuple(state.ranks) != self.ranks:
             self._restart(tuple(state.ranks))
-        # A history comes after the first live steps, and one rank before another: what they fill in was passed over.
+        # A history arrives after the first live steps, and at different times for the ranks: start over to fill the
+        # gaps.
         received = sum((rank.last_received_ns is not None) + rank.snapped for rank in state.ranks.values())
         if received != self._heard:
             self._heard, self._next = received, 1
-        ranks = together(state)
+        ranks = ranks_to_compare(state)
         front = min((rank.steps.newest for rank in ranks), default=-1)
         self._next = max(self._next, front - CAPACITY_STEPS + 1)
         while self._next <= front:
@@ -90,21 +89,21 @@ class Timeline:
         return kept
 
     def series(self, name: str, steps: IntArray) -> NDArray[np.float64]:
-        """One figure of these steps: see `SERIES`. All of them must be from `steps()`."""
+        """One of `SERIES` for these steps, which must be from `steps()`."""
         values: NDArray[np.float64] = self._series[SERIES.index(name), steps % CAPACITY_STEPS]
         return values
 
     def excess(self, steps: IntArray) -> NDArray[np.uint8]:
-        """By how much the own work of each rank exceeded the middle rank's, in per cent of the step: (rank, step)."""
+        """(rank, step): own work beyond the median rank's, in percent of the step."""
         excess: NDArray[np.uint8] = self._excess[steps % CAPACITY_STEPS].T
         return excess
 
     def hung_steps(self, steps: IntArray) -> HungSteps | None:
-        """The hung steps among these, without what they cost; None = there are none."""
+        """The hung steps among these, without their cost; None = there are none."""
         step_ns, finder = self.series("step_ns", steps), HungStepFinder()
         long = step_ns > HungStepLimits.EXTRA_NS
         if not long.any():
-            # The usual case: thousands of ranks need not be searched for one to blame.
+            # The common case: avoids a search through thousands of ranks.
             return None
         finder.add(steps[long], step_ns[long], blamed_ranks(self.ranks, self.excess(steps[long])))
         lengths = Histogram()
@@ -130,13 +129,13 @@ class Timeline:
         self._excess[slots] = NOT_KNOWN
         rows = np.searchsorted(self.ranks, window.ranks)
         self._excess[slots[:, None], rows] = window.excess_percent.T
-        # Last: whoever reads meanwhile does not see the step before its figures are there.
+        # Last, so that a concurrent reader does not see the step before its figures.
         self._index[slots] = indices
 
 
 SERIES: Final = ("step_ns", "sync_ns", "wire_ns", "wait_ns", "median_ns", "samples_per_s")
-"""Means over the ranks, but `median_ns` is the own work of the middle one, and throughput the whole job's. What cannot
-be told is nan."""
+"""Means over ranks, except `median_ns`, the own work of the median rank, and the throughput of the whole job; NaN = not
+known."""
 
 
 def _figures(window: Window) -> NDArray[np.float64]:

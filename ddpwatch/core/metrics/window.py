@@ -285,7 +285,7 @@ def _chosen(ranks: Sequence[RankState], upto: int, steps: int, first: int) -> In
 
 def older_may_count(state: RunState) -> bool:
     """Whether older steps, if they were known, could change the latest window."""
-    upto = min((rank.steps.newest for rank in together(state)), default=-1)
+    upto = min((rank.steps.newest for rank in ranks_to_compare(state)), default=-1)
     if upto < 1:
         return True
     latest, earliest = max(1, upto - WINDOW_STEPS + 1), max(1, upto - 2 * WINDOW_STEPS + 1)
@@ -340,7 +340,7 @@ def compared_ranks(state: RunState) -> ComparedRanks:
     return ComparedRanks(compared, tuple(sorted(odd & live)))
 
 
-def together(state: RunState) -> list[RankState]:
+def ranks_to_compare(state: RunState) -> list[RankState]:
     """The ranks that figures compare."""
     return compared_ranks(state).compared
 

@@ -45,7 +45,7 @@ THROTTLE_REASONS: Final = (
 NOT_REPORTED: Final = -1
 """Throttle bits of a moment from a snapshot, which carries none."""
 KEPT_MOMENTS: Final = 600
-CROWDED_MOMENTS: Final = 120
+MANY_RANKS_MOMENTS: Final = 120
 """Moments kept of each GPU in runs of more than `MANY_RANKS` ranks."""
 MAX_DEVICES: Final = 16
 """Maximum number of GPUs of one rank; further device names are ignored."""
@@ -225,7 +225,7 @@ def _sanitized_gpus(gpus: Gpus) -> Gpus:
 
 
 def _is_sanitized_gpu(gpu: Gpu) -> bool:
-    texts = [gpu.device, gpu.uuid, gpu.name, *gpu.throttle, *(process.name for process in gpu.processes)]
+    texts = [gpu.device, gpu.uuid, gpu.name, *gpu.throttle, *[process.name for process in gpu.processes]]
     if gpu.absent:
         texts += [*gpu.absent, *gpu.absent.values()]
     return are_sanitized(texts, NAME_CHARS)

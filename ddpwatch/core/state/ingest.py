@@ -16,11 +16,11 @@ from ddpwatch.wire import FAILING, Bye, Stack, StackFrame, ThreadStack
 
 if TYPE_CHECKING:
     from ddpwatch.core.state.rank import RankState
-    from ddpwatch.wire import Beat, Hello, Note, Snap
+    from ddpwatch.wire import Beat, Group, Hello, Note, Snap
 
 
 def sanitized_hello(hello: Hello) -> Hello:
-    """Who a rank is, sent every few seconds."""
+    """Identity of a rank, sent every few seconds."""
     texts = [*hello.ddp, *hello.ddp.values(), *hello.environment, *hello.environment.values()]
     kept = sanitized(hello, NAME_CHARS)
     if not is_sanitized(hello.command, NAME_CHARS):
@@ -36,12 +36,22 @@ def sanitized_hello(hello: Hello) -> Hello:
 
 def sanitized_beat(beat: Beat) -> Beat:
     """A heartbeat, sent four times a second by each rank."""
-    texts = [f"{group.name}{group.members}{group.op}{group.shape}{group.error}" for group in beat.groups]
-    if not beat.pause and are_sanitized(texts, NAME_CHARS):
+    if not beat.pause and _are_sanitized(beat.groups):
         return beat
     kept = sanitized(beat, NAME_CHARS)
     groups = [sanitized(group, NAME_CHARS) for group in beat.groups]
     return kept if groups == beat.groups else msgspec.structs.replace(kept, groups=groups)
+
+
+def _are_sanitized(groups: list[Group]) -> bool:
+    for group in groups:
+        text = group.name
+        if group.op or group.members or group.error or group.shape:
+            # In one check: the typical ones are short even together.
+            text = f"{text}{group.members}{group.op}{group.shape}{group.error}"
+        if not (text.isascii() and text.isprintable() and len(text) <= NAME_CHARS):
+            return False
+    return True
 
 
 def sanitized_stack(stack: Stack) -> Stack:

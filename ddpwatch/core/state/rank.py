@@ -311,7 +311,7 @@ class RankState:
         return int(batches.sum()) >= loader.length
 
     def apply_hello(self, hello: Hello) -> None:
-        """Update who the rank is; an older message is ignored."""
+        """Update the identity of the rank; an older message is ignored."""
         if self.hello is None or hello.mono_ns > self.hello.mono_ns:
             self.hello, self.host, self.pid = hello, hello.host, hello.pid
 

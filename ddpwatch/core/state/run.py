@@ -11,11 +11,13 @@ from ddpwatch import wire
 from ddpwatch.core.limits import LivenessLimits
 from ddpwatch.core.logs.log_state import LogState
 from ddpwatch.core.state import ingest
-from ddpwatch.core.state.gpu import CROWDED_MOMENTS, KEPT_MOMENTS, RankGpus
+from ddpwatch.core.state.gpu import KEPT_MOMENTS, MANY_RANKS_MOMENTS, RankGpus
+from ddpwatch.core.state.ingest import sanitized_beat, without_steps_and_gpus
 from ddpwatch.core.state.rank import Place, RankState
 from ddpwatch.core.state.sanitize import NAME_CHARS, NOTE_CHARS, sanitize, sanitized
-from ddpwatch.core.state.step_store import CAPACITY_STEPS, CROWDED_STEPS, StepRing, StepStore, put_tables
+from ddpwatch.core.state.step_store import CAPACITY_STEPS, MANY_RANKS_STEPS, StepRing, StepStore, put_tables
 from ddpwatch.errors import UnknownMessage, WireError
+from ddpwatch.wire import Beat, decode
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -34,7 +36,7 @@ RunCondition: TypeAlias = Literal["waiting", "live", "silent", "ended"]
 
 
 _Numbered: TypeAlias = (
-    wire.Hello | wire.Steps | wire.Comms | wire.Beat | wire.Gpus | wire.Note | wire.Loader | wire.Checksum | wire.Bye
+    wire.Hello | wire.Steps | wire.Comms | Beat | wire.Gpus | wire.Note | wire.Loader | wire.Checksum | wire.Bye
 )
 """Messages with sequence numbers, of which duplicates and gaps are detected."""
 _OfRank: TypeAlias = _Numbered | wire.Buckets | wire.Stack | wire.Gone | wire.Held | wire.Snap
@@ -106,7 +108,7 @@ class RunState:
 
     def _ingest(self, payload: bytes | memoryview, now_ns: int) -> int | None:
         try:
-            message = wire.decode(payload)
+            message = decode(payload)
         except UnknownMessage:
             self.unknown += 1
             self.tick(now_ns)
@@ -116,7 +118,7 @@ class RunState:
             self.count_bad(claimed, str(error))
             self.tick(now_ns)
             return claimed
-        if type(message) is not wire.Beat:
+        if type(message) is not Beat:
             self._apply(message, now_ns)
             return message.rank
         # Fast path for heartbeats, nearly all of the messages; it matters with thousands of ranks.
@@ -176,9 +178,9 @@ class RunState:
             return
         self._apply_to_rank(self._rank(message.rank), message, now_ns)
 
-    def _apply_beat(self, rank: RankState, beat: wire.Beat, now_ns: int) -> None:
+    def _apply_beat(self, rank: RankState, beat: Beat, now_ns: int) -> None:
         table, steps, gpus = beat.table, beat.steps, beat.gpus
-        rank.apply_beat(ingest.without_steps_and_gpus(ingest.sanitized_beat(beat)), now_ns)
+        rank.apply_beat(without_steps_and_gpus(sanitized_beat(beat)), now_ns)
         if table:
             self._pending_tables.append((rank, table))
         elif steps:
@@ -235,7 +237,7 @@ class RunState:
                 rank.amend(message.comms)
             case wire.Gpus():
                 rank.gpus.update(message, now_ns)
-            case wire.Beat():
+            case Beat():
                 self._apply_beat(rank, message, now_ns)
             case wire.Note():
                 ingest.apply_note(rank, message, now_ns)
@@ -306,10 +308,10 @@ class RunState:
     @property
     def kept_steps(self) -> int:
         """Number of latest steps that are kept of each rank."""
-        return CAPACITY_STEPS if self.world_size <= MANY_RANKS else CROWDED_STEPS
+        return CAPACITY_STEPS if self.world_size <= MANY_RANKS else MANY_RANKS_STEPS
 
     def _new_rank(self, number: int, steps: StepRing) -> RankState:
-        moments = KEPT_MOMENTS if self.world_size <= MANY_RANKS else CROWDED_MOMENTS
+        moments = KEPT_MOMENTS if self.world_size <= MANY_RANKS else MANY_RANKS_MOMENTS
         return RankState(number, steps=steps, gpus=RankGpus(moments))
 
     def _rank(self, number: int) -> RankState:

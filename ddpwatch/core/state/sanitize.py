@@ -1,6 +1,6 @@
 """Turns text from outside into text that is safe to show. All text enters the state through here.
 
-Host names, model names, notes and error texts come from the training job, or from anyone who imitates one.
+Host names, model names, notes and error texts come from the training job, or from an imitation of one.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ _END: Final = COLUMN["end_ns"]
 
 CAPACITY_STEPS: Final = MAX_SNAP_STEPS
 """Steps kept of each rank: as many as a snapshot holds, so that a late viewer knows what an early one knows."""
-CROWDED_STEPS: Final = 256
+MANY_RANKS_STEPS: Final = 256
 """Steps kept of each rank in runs of more than `MANY_RANKS` ranks, to bound memory."""
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from ddpwatch import wire
 from ddpwatch.core.limits import LivenessLimits
 from ddpwatch.core.metrics.figures import measure
-from ddpwatch.core.metrics.window import WINDOW_STEPS, gather, together
+from ddpwatch.core.metrics.window import WINDOW_STEPS, gather, ranks_to_compare
 from ddpwatch.core.state.rank import Place
 from ddpwatch.core.state.run import RunState
 from tests.builders.fake_rank import MS, make_beat, make_step
@@ -30,7 +30,7 @@ def steps(*indices, **phases):
 
 
 def newest_window(state):
-    ranks = together(state)
+    ranks = ranks_to_compare(state)
     newest = min((rank.steps.newest for rank in ranks), default=-1)
     return gather(state, ranks, upto=newest, steps=WINDOW_STEPS)
 

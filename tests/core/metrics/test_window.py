@@ -10,7 +10,14 @@ from hypothesis import strategies as st
 from ddpwatch import wire
 from ddpwatch.core.limits import WindowLimits
 from ddpwatch.core.metrics.figures import measure
-from ddpwatch.core.metrics.window import BY_STEP, WINDOW_STEPS, add_straggler_cost, gather, scaled_steps, together
+from ddpwatch.core.metrics.window import (
+    BY_STEP,
+    WINDOW_STEPS,
+    add_straggler_cost,
+    gather,
+    ranks_to_compare,
+    scaled_steps,
+)
 from ddpwatch.core.state.step_store import CAPACITY_STEPS
 from tests.builders.fake_rank import MS, make_step
 from tests.builders.synthetic_run import look, make_run, train
@@ -18,7 +25,7 @@ from tests.builders.synthetic_run import look, make_run, train
 
 def window_of(steps_by_rank, world=None, upto=None, steps=WINDOW_STEPS, first=1):
     state = make_run(steps_by_rank, world=world)
-    ranks = together(state)
+    ranks = ranks_to_compare(state)
     newest = min((rank.steps.newest for rank in ranks), default=-1)
     return gather(state, ranks, upto=newest if upto is None else upto, steps=steps, first=first)
 

@@ -6,9 +6,9 @@ import pytest
 from ddpwatch import wire
 from ddpwatch.core.limits import LivenessLimits
 from ddpwatch.core.state.gpu import (
-    CROWDED_MOMENTS,
     CURVES,
     KEPT_MOMENTS,
+    MANY_RANKS_MOMENTS,
     MAX_DEVICES,
     NOT_REPORTED,
     THROTTLE_REASONS,
@@ -66,7 +66,7 @@ def test_of_a_long_run_the_last_moments_are_kept(kept):
     assert history.curve("sm_mhz").tolist() == list(range(2 * kept + 5, 3 * kept + 5))
 
 
-@pytest.mark.parametrize(("world", "kept"), [(256, KEPT_MOMENTS), (257, CROWDED_MOMENTS)])
+@pytest.mark.parametrize(("world", "kept"), [(256, KEPT_MOMENTS), (257, MANY_RANKS_MOMENTS)])
 def test_of_very_many_ranks_fewer_moments_are_kept(world, kept):
     assert make_state(world).ranks[world - 1].gpus.kept == kept
 
