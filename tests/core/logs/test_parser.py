@@ -1,4 +1,4 @@
-"""One line of a training log to what it says; or to nothing, without a crash, whatever is in it."""
+"""Parsing of one log line: known lines give their fields, any other text gives None and never raises."""
 
 from __future__ import annotations
 
