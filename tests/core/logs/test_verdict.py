@@ -7,7 +7,7 @@ import random
 import pytest
 
 from ddpwatch.core.logs.diagnose import ENDS, MAX_KINDS, LogDiagnosis
-from ddpwatch.core.logs.parser import recognise
+from ddpwatch.core.logs.parser import parse_line
 
 PEER = "RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:14503"
 GLOO = "RuntimeError: [../third_party/gloo/gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 3000ms for recv "
@@ -20,7 +20,7 @@ def verdict_of(logs, shuffle=None):
         (source, number, mark)
         for source, text in logs.items()
         for number, line in enumerate(text.strip("\n").splitlines(), 1)
-        if (mark := recognise(line)) is not None
+        if (mark := parse_line(line)) is not None
     ]
     if shuffle is not None:
         random.Random(shuffle).shuffle(found)
@@ -416,7 +416,7 @@ def test_healthy_logs_give_no_verdict():
 
 def test_a_flood_of_lines_is_bounded_and_keeps_both_ends():
     book = LogDiagnosis()
-    mark = recognise(f"[rank0]: {PEER}")
+    mark = parse_line(f"[rank0]: {PEER}")
     numbers = list(range(1, 2001))
     random.Random(0).shuffle(numbers)
     for number in numbers:
