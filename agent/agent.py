@@ -30,7 +30,6 @@ from ddpwatch.wire import PAUSED, fit
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from types import TracebackType
 
     from torch import nn
     from torch.optim import Optimizer
@@ -58,10 +57,10 @@ class Agent:
         )
         # Hooks last, so that none is left in place if anything before them fails.
         self._timer = BucketTimer(self._recorder)
-        self._forward = ForwardHooks(self._recorder, BackwardHooks(self._recorder, self._timer))
+        backward = BackwardHooks(self._recorder, self._timer)
+        self._forward = ForwardHooks(self._recorder, backward, self._on_first_forward)
         self._optimizers = OptimizerHooks(self._recorder, self._forward.models)
         self._loaders = LoaderHooks(self._recorder, self._forward)
-        self._forward.on_first.append(self._on_first_forward)
         self._recorder.checksums = Checksums(self._forward.models)
         self._recorder.memory = self._publisher.telemetry.memory
         self._wants_buckets = False
@@ -107,9 +106,7 @@ class Agent:
         """Use as `with install(model): ...`."""
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Close, and let an exception pass."""
         self.close()
 
@@ -264,7 +261,5 @@ class NoAgent:
         """Nothing."""
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Nothing; an exception passes."""

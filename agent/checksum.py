@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 from torch import Tensor, nn
 
+from ddpwatch.wire import Checksum
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -74,7 +76,7 @@ class Checksums:
         fields: dict[str, Any] = {"parameter": name[:200], "offset": offset}
         if parameter.device.type == "cpu":
             data = ctypes.string_at(parameter.data_ptr() + offset * width, count * width)
-            recorder.event("checksum", **fields, crc=zlib.crc32(data))
+            recorder.event(Checksum, **fields, crc=zlib.crc32(data))
         elif parameter.device.type == "cuda" and width in INTEGERS and not torch.cuda.is_current_stream_capturing():
             self._queue(parameter.detach().view(-1)[offset : offset + count], {**fields, "step": recorder.index})
 
@@ -90,4 +92,4 @@ class Checksums:
         event, host, fields = self._pending
         if event.query():
             self._pending = None
-            recorder.event("checksum", **{**fields, "crc": int(host.item()) & MASK})
+            recorder.event(Checksum, **fields, crc=int(host.item()) & MASK)

@@ -7,7 +7,7 @@ import functools
 import sys
 from threading import Lock
 from time import perf_counter_ns
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -53,21 +53,15 @@ def _explain(where: str, error: BaseException) -> str:
     return f"{where}: {type(error).__name__}: {what}" if what else f"{where}: {type(error).__name__}"
 
 
-class Guarded(Protocol):
-    """A class whose methods may be `@guarded`."""
-
-    switch: Switch
-
-
 def guarded(method: Callable[..., T]) -> Callable[..., T | None]:
-    """Decorator of hooks: run only while the switch is on, and let no error reach the training.
+    """Decorator of hooks: run only while `self.switch` is on, and let no error reach the training.
 
     Measures the cost in steps that are `timed`. KeyboardInterrupt and SystemExit pass: they are the user's.
     """
 
     @functools.wraps(method)
-    def run(self: Guarded, *args: Any) -> T | None:
-        switch = self.switch
+    def run(self: Any, *args: Any) -> T | None:
+        switch: Switch = self.switch
         if not switch.on:
             return None
         began_ns = perf_counter_ns() if switch.timed else 0

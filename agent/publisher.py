@@ -14,7 +14,7 @@ import zmq
 
 from ddpwatch import wire
 from ddpwatch.agent.gpu.nccl_timing import NcclTimes
-from ddpwatch.agent.gpu.sampler import GpuFeed, Telemetry
+from ddpwatch.agent.gpu.sampler import Telemetry
 from ddpwatch.agent.heartbeat import HeartbeatReader
 from ddpwatch.agent.process_limits import ENOUGH, TOO_FEW, Wake, free
 from ddpwatch.agent.registration import RunRegistration
@@ -59,13 +59,6 @@ SCARCE: Final = (
     "raise `ulimit -n`."
 )
 
-_MESSAGES: Final[dict[str, type[Any]]] = {
-    "note": wire.Note,
-    "loader": wire.Loader,
-    "checksum": wire.Checksum,
-    "buckets": wire.Buckets,
-}
-
 
 class Publisher(threading.Thread):
     """Publishes what the recorder has collected, and answers subscriptions. Viewers cannot send anything else."""
@@ -88,13 +81,12 @@ class Publisher(threading.Thread):
         self._next_listen_s = 0.0
         self._backoff = FloodBackoff()
         self._steps: deque[wire.Step] = deque(maxlen=wire.MAX_SNAP_STEPS)
-        self._recent: dict[str, deque[Any]] = {
-            "note": deque(maxlen=64),
-            "loader": deque(maxlen=16),
-            "checksum": deque(maxlen=64),
+        self._recent: dict[type[Any], deque[Any]] = {
+            wire.Note: deque(maxlen=64),
+            wire.Loader: deque(maxlen=16),
+            wire.Checksum: deque(maxlen=64),
         }
         self.telemetry = Telemetry()
-        self._gpus = GpuFeed(self.telemetry)
         self.nccl_times = NcclTimes()
         self._socket: zmq.Socket[bytes] | None = None
         self.address = ""
@@ -150,7 +142,7 @@ class Publisher(threading.Thread):
         self._recorder.want_buckets = False
         self._stack_topics.clear()
         self._subscriptions.reset()
-        self._gpus.reset()
+        self.telemetry.reset()
         for recent in self._recent.values():  # the rank may have been another one in an earlier run
             for k, message in enumerate(recent):
                 recent[k] = msgspec.structs.replace(message, rank=self._rank)
@@ -272,13 +264,12 @@ class Publisher(threading.Thread):
     def _flush(self) -> None:
         """Send everything since the last flush, and a heartbeat."""
         rank = self._rank
-        for tag, fields in self._recorder.events.drain(RING_EVENTS):
-            kind = _MESSAGES[tag]
+        for kind, fields in self._recorder.events.drain(RING_EVENTS):
             kept = {name: value for name, value in fields.items() if name in kind.__struct_fields__}
             # Buckets go to their subscribers only: a number of their own would look like a loss to other viewers.
             message = kind(rank=rank, seq=self._seq if kind is wire.Buckets else self._next_seq(), **kept)
-            if tag in self._recent:
-                self._recent[tag].append(message)
+            if kind in self._recent:
+                self._recent[kind].append(message)
             self._send(message)
         steps = [to_step(record) for record in self._recorder.steps.drain(RING_STEPS)]
         self._steps.extend(steps)
@@ -287,7 +278,7 @@ class Publisher(threading.Thread):
             self._send(wire.Steps(rank=rank, seq=self._next_seq(), steps=steps[:per_message]))
             steps = steps[per_message:]
         seq = self._next_seq()
-        gpus = self._gpus.next_reading(rank, seq)
+        gpus = self.telemetry.next_reading(rank, seq)
         topic = wire.TOPICS[wire.Beat if gpus is None else wire.Gpus]
         self._send_frame(topic, wire.encode(self._heartbeat.beat(rank, seq, steps, gpus)))
         if comms := self.nccl_times.poll(self._steps):
@@ -349,11 +340,11 @@ class Publisher(threading.Thread):
             hello=self._registration.hello(self._seq, self._describe()),
             beat=self._heartbeat.beat(rank, self._seq),
             steps=list(self._steps),
-            notes=list(self._recent["note"]),
-            loaders=list(self._recent["loader"]),
-            checksums=list(self._recent["checksum"]),
-            gpus=self._gpus.latest(rank, self._seq),
-            gpu_moments=self._gpus.moments(),
+            notes=list(self._recent[wire.Note]),
+            loaders=list(self._recent[wire.Loader]),
+            checksums=list(self._recent[wire.Checksum]),
+            gpus=self.telemetry.last_reading(rank, self._seq),
+            gpu_moments=self.telemetry.moments(),
         )
         payload = wire.encode(snap)
         for field in ("gpu_moments", "steps"):

@@ -274,7 +274,7 @@ class RunRegistration:
         self._endpoint = msgspec.structs.replace(self._endpoint, tcp_address=remote[0], server_key=remote[1])
         if self._rendezvous is None:
             self._leads = True
-        elif self._rendezvous.can_announce:
+        else:
             self._leads = self._rendezvous.announce(self._endpoint, tcp_decided=self._tcp_decided)
 
     def _host_name(self, remote: str) -> str:

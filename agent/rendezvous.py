@@ -73,11 +73,6 @@ class Rendezvous:
         self.run: RunFile = _run_decoder.decode(self._store.compare_set(f"{self._prefix}/run", "", proposal))
         """The run of all ranks."""
 
-    @property
-    def can_announce(self) -> bool:
-        """Whether the store is still open."""
-        return self._store is not None
-
     def claim_host_name(self, host: str, node: str) -> bool:
         """Claim a host name for a node; False if another node has claimed it before."""
         first: bytes = self._store.compare_set(f"{self._prefix}/host/{host}", "", node)
@@ -88,6 +83,8 @@ class Rendezvous:
 
         The store stays open until it is decided whether the rank listens on TCP.
         """
+        if self._store is None:
+            return self._leads
         own = str(endpoint.rank).encode()
         first = self._store.compare_set(f"{self._prefix}/node", "", endpoint.node)
         if first.decode() != endpoint.node:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeAlias, TypeVar
 from ddpwatch.agent.batches import fingerprint
 from ddpwatch.agent.clock import BACKWARD, DATA, FORWARD, OPTIMIZER, OTHER, PRESYNC, SYNC
 from ddpwatch.agent.cuda_clock import CudaClock
-from ddpwatch.wire import PAUSED, SKIPPED, Step
+from ddpwatch.wire import PAUSED, SKIPPED, Note, Step
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -50,8 +50,8 @@ class Ring(Generic[T]):
         return taken
 
 
-Record: TypeAlias = tuple[int, tuple[list[int], int], int, int, int, int, int, int, int, int, "dict[str, float] | None"]
-"""A finished step as the training thread leaves it; `to_step` has the names."""
+Record: TypeAlias = tuple[int, tuple[list[int], int], tuple[Any, ...]]
+"""A finished step: its index, what the clock's `cut` returned, and the fields of `Step` from `samples` on."""
 
 RING_STEPS: Final = 4096
 RING_EVENTS: Final = 256
@@ -83,7 +83,7 @@ class Recorder:
         self._waiting: deque[Record] = deque()
         """Steps that a CUDA clock has cut and not settled, oldest first, in the order of the clock's own."""
         self._noted_host_timed = False
-        self.events: Ring[tuple[str, dict[str, Any]]] = Ring(RING_EVENTS)
+        self.events: Ring[tuple[type[Any], dict[str, Any]]] = Ring(RING_EVENTS)
         self.checksums: Checksums | None = None
         self.memory: TorchMemory | None = None
         self.index = 0
@@ -157,11 +157,11 @@ class Recorder:
 
     def note(self, kind: str, text: str) -> None:
         """Queue a note for viewers."""
-        self.event("note", kind=kind, text=text)
+        self.event(Note, kind=kind, text=text)
 
-    def event(self, tag: str, **fields: Any) -> None:
-        """Queue a message of the given kind; the agent's thread adds the rank and sequence number."""
-        self.events.push((tag, {"step": self.index, "mono_ns": self.clock.since_ns, **fields}))
+    def event(self, message: type[Any], **fields: Any) -> None:
+        """Queue a message of the given type; the agent's thread adds the rank and sequence number."""
+        self.events.push((message, {"step": self.index, "mono_ns": self.clock.since_ns, **fields}))
 
     def close_step(self, *, skipped: bool = False) -> None:
         """End the current step and begin the next one."""
@@ -169,16 +169,18 @@ class Recorder:
         record: Record = (
             self.index,
             self.clock.cut(),
-            # A loader counts each sample once; a GAN's discriminator sees the same batch three times.
-            self.loader_samples or self._update_samples or self._forward_samples,
-            self.forward_batch or self.loader_batch,
-            self.backwards,
-            self.flags | SKIPPED if skipped else self.flags,
-            self.fingerprint,
-            self.busy_ns,
-            self.comm_bytes,
-            self.switch.cost_ns - self._cost_before_ns,
-            self._values or None,
+            (
+                # A loader counts each sample once; a GAN's discriminator sees the same batch three times.
+                self.loader_samples or self._update_samples or self._forward_samples,
+                self.forward_batch or self.loader_batch,
+                self.backwards,
+                self.flags | SKIPPED if skipped else self.flags,
+                self.fingerprint,
+                self.busy_ns,
+                self.comm_bytes,
+                self.switch.cost_ns - self._cost_before_ns,
+                self._values or None,
+            ),
         )
         if self._cuda_clock is None:
             self.steps.push(record)
@@ -221,24 +223,7 @@ class Recorder:
 
 def to_step(record: Record) -> Step:
     """Convert a record to a message, in the agent's thread, where time does not matter."""
-    index, (ns, end_ns), samples, batch, backwards, flags, fingerprint_, busy_ns, comm_bytes, hook_ns, values = record
-    return Step(
-        index=index,
-        end_ns=end_ns,
-        data_ns=ns[DATA],
-        forward_ns=ns[FORWARD],
-        backward_ns=ns[BACKWARD],
-        sync_ns=ns[SYNC] + ns[PRESYNC],
-        optimizer_ns=ns[OPTIMIZER],
-        other_ns=ns[OTHER],
-        presync_ns=ns[PRESYNC],
-        samples=samples,
-        batch=batch,
-        backwards=backwards,
-        flags=flags,
-        fingerprint=fingerprint_,
-        busy_ns=busy_ns,
-        comm_bytes=comm_bytes,
-        hook_ns=hook_ns,
-        values=values,
-    )
+    index, (ns, end_ns), rest = record
+    sync_ns = ns[SYNC] + ns[PRESYNC]
+    phases = ns[DATA], ns[FORWARD], ns[BACKWARD], sync_ns, ns[OPTIMIZER], ns[OTHER]
+    return Step(index, end_ns, *phases, ns[PRESYNC], *rest)

@@ -30,8 +30,8 @@ from typing import TYPE_CHECKING
 import zmq
 
 from ddpwatch import curve, rundir, wire
-from ddpwatch.simulator.scenario import Chapter, Fault
-from ddpwatch.simulator.workload import Endless
+from ddpwatch.simulator.scenario import Fault, Segment
+from ddpwatch.simulator.workload import SimulatedRun
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -61,7 +61,7 @@ class Crowd:
         *,
         steps_per_s: float,
         flush_ms: float,
-        story: list[Chapter] | None,
+        schedule: list[Segment] | None,
         tcp: bool = False,
     ) -> None:
         """Bind all sockets, then write their addresses."""
@@ -85,9 +85,9 @@ class Crowd:
         self._poller = select.epoll()
         for handle in (self._keeper.socket.getsockopt(zmq.FD), *self._rank_of):
             self._poller.register(handle, select.EPOLLIN | select.EPOLLET)
-        self.run = Endless(
-            ranks, now_ns=time.monotonic_ns(), unix_ns=time.time_ns(), story=story, run_id=self._run_id, name="crowd",
-            pid=os.getpid(), step_ms=1000 / steps_per_s, history_steps=wire.MAX_SNAP_STEPS,
+        self.run = SimulatedRun(
+            ranks, now_ns=time.monotonic_ns(), unix_ns=time.time_ns(), schedule=schedule, run_id=self._run_id,
+            name="crowd", pid=os.getpid(), step_ms=1000 / steps_per_s, history_steps=wire.MAX_SNAP_STEPS,
             flush_ns=int(flush_ms * 1e6),
         )  # fmt: skip
         self.late_turns = 0
@@ -103,7 +103,7 @@ class Crowd:
                 self._answer_those_who_ask(max(1, left_ns // 1_000_000))
             self._answer_those_who_ask(0)
             self.late_turns += -left_ns > MAX_BEHIND_NS and time.monotonic() > self._asked_s + CATCH_UP_S
-            reported = self.run.turn()
+            reported = self.run.next_messages()
             for rank, topic, payload in reported:
                 self._send(rank, topic, payload)
             for rank in {rank for rank, _, _ in reported}:
@@ -231,12 +231,12 @@ def main() -> None:
     parser.add_argument("--steps-per-s", type=float, default=10.0)
     parser.add_argument("--flush-ms", type=float, default=250.0, help="how often each rank publishes")
     parser.add_argument("--slow", type=int, help="a rank that is slow in backward throughout; without it, nobody is")
-    parser.add_argument("--story", action="store_true", help="play the story of `ddpwatch demo --simulated` instead")
+    parser.add_argument("--schedule", action="store_true", help="play the schedule of `demo --simulated` instead")
     parser.add_argument("--tcp", action="store_true", help="listen on TCP with CURVE, too, and be on other hosts")
     options = parser.parse_args()
     _end_with(os.getppid())
     faults = () if options.slow is None else (Fault((options.slow,), "backward", SLOW_SIZE, onset=0),)
-    story = None if options.story else [Chapter(1000, faults)]
+    schedule = None if options.schedule else [Segment(1000, faults)]
     chosen = os.environ.get("DDPWATCH_RUN_DIR")
     base = Path(chosen or tempfile.mkdtemp(prefix="ddpw-crowd-"))
     began = Crowd(
@@ -244,7 +244,7 @@ def main() -> None:
         options.ranks,
         steps_per_s=options.steps_per_s,
         flush_ms=options.flush_ms,
-        story=story,
+        schedule=schedule,
         tcp=options.tcp,
     )
     print(f"export DDPWATCH_RUN_DIR={base}", flush=True)

@@ -17,7 +17,8 @@ from statistics import median
 
 from ddpwatch.core.monitor import Monitor
 from ddpwatch.core.state.run import RunState
-from ddpwatch.simulator.scenario import Fault, Scenario, frames
+from ddpwatch.simulator.scenario import Fault, Scenario
+from tests.builders.scenario_frames import frames
 
 PAIRS = 2000
 STEPS = 150

@@ -27,7 +27,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
 from ddpwatch import rundir
-from ddpwatch.core.limits import JudgeLimits
+from ddpwatch.core.limits import EvaluationLimits
 from ddpwatch.core.metrics.window import gather, together
 from ddpwatch.session.follow import RunFollower
 from ddpwatch.wire import PHASES
@@ -233,7 +233,7 @@ def _figures(follower: RunFollower) -> tuple[float, str]:
     """The median step in seconds, and those of all phases of all ranks in ms, as text."""
     state = follower.monitor.state
     ranks = together(state)
-    window = gather(state, ranks, upto=min(rank.steps.newest for rank in ranks), steps=JudgeLimits.MAX_STEPS)
+    window = gather(state, ranks, upto=min(rank.steps.newest for rank in ranks), steps=EvaluationLimits.MAX_STEPS)
     lines = [f"{'':12}" + "".join(f"{phase:>11}" for phase in (*PHASES, "self", "step"))]
     for row, rank in enumerate(window.ranks):
         phases = [*window.phases_ns[row], window.self_ns[row], window.step_ns[row]]

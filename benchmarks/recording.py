@@ -29,9 +29,9 @@ from ddpwatch.core.state.run import RunState
 from ddpwatch.errors import DdpwatchError
 from ddpwatch.recording.reader import Recorded
 from ddpwatch.recording.schema import Columns
-from ddpwatch.recording.storage import Shelf
+from ddpwatch.recording.storage import RecordingFile
 from ddpwatch.recording.writer import Portion, Recorder
-from ddpwatch.simulator.workload import Endless
+from ddpwatch.simulator.workload import SimulatedRun
 from ddpwatch.sources.frames import Frame
 
 if TYPE_CHECKING:
@@ -162,7 +162,7 @@ def _make(file: Path, size_bytes: int) -> None:
             checkpoints.append(checkpoint)
             at_ns = checkpoint.at_ns - 1
     span_ns = attempt.last_ns - attempt.first_ns + FLUSH_NS
-    shelf = Shelf(file, keep_s=None, max_bytes=None)
+    shelf = RecordingFile(file, keep_s=None, max_bytes=None)
     number, turn = 0, 0
     while turn < 4 or file.stat().st_size < size_bytes:
         later_ns, further = turn * span_ns, turn * len(entries)
@@ -191,7 +191,7 @@ def _make(file: Path, size_bytes: int) -> None:
 
 def _record_pattern(file: Path) -> rundir.RunFile:
     now_ns = time.monotonic_ns()
-    made = Endless(MANY, now_ns=now_ns, unix_ns=time.time_ns(), flush_ns=FLUSH_NS)
+    made = SimulatedRun(MANY, now_ns=now_ns, unix_ns=time.time_ns(), flush_ns=FLUSH_NS)
     endpoints = [rundir.Endpoint(rank, made.host(rank), "", made.pid(rank), 0.0, "") for rank in range(MANY)]
     run = rundir.RunFile(rundir.SCHEMA, made.run_id, made.name, "job", 0, MANY, time.time(), endpoints)
     state = _state(run)
@@ -203,7 +203,7 @@ def _record_pattern(file: Path) -> rundir.RunFile:
         until_ns = made.due_ns + PATTERN_S * 1_000_000_000
         while made.due_ns < until_ns:
             at_ns = made.due_ns
-            for rank, topic, payload in made.turn():
+            for rank, topic, payload in made.next_messages():
                 state.ingest(payload, at_ns)
                 recorder.add([Frame(topic, payload, at_ns)], [rank])
             recorder.rest(state, at_ns)

@@ -12,7 +12,7 @@ import psutil
 from benchmarks.pairs import row
 from ddpwatch.core.limits import DEFAULTS
 from ddpwatch.session.follow import RunFollower
-from ddpwatch.simulator.source import Simulated
+from ddpwatch.simulator.source import SimulatedSource
 from ddpwatch.tui.app import Dashboard
 from ddpwatch.tui.feed import Feed
 
@@ -26,7 +26,7 @@ SPEED = 1.0
 
 
 def _app(ranks: int) -> Dashboard:
-    source = Simulated(ranks)
+    source = SimulatedSource(ranks)
     return Dashboard(
         Feed(DEFAULTS, follows=RunFollower(source.run, DEFAULTS, source=source, history_s=60.0), simulated=True)
     )
@@ -75,7 +75,7 @@ def main() -> None:
 def growth() -> None:
     """Ten minutes of many ranks, as fast as they can be taken in, with a picture every second."""
     clock_ns = [time.monotonic_ns()]
-    source = Simulated(GROWTH_RANKS, clock=lambda: clock_ns[0], sleep=lambda _s: None)
+    source = SimulatedSource(GROWTH_RANKS, clock=lambda: clock_ns[0], sleep=lambda _s: None)
     follower = RunFollower(source.run, DEFAULTS, source=source)
     feed = Feed(DEFAULTS, follows=follower, simulated=True)
     began_ns = clock_ns[0]

@@ -25,7 +25,7 @@ from ddpwatch.recording.reader import Recorded
 from ddpwatch.recording.schema import Columns, Entry, pack, pack_messages, unpack, unpack_messages
 from ddpwatch.recording.writer import Recorder
 from ddpwatch.session.playback import Playback
-from ddpwatch.simulator.source import Simulated
+from ddpwatch.simulator.source import SimulatedSource
 from ddpwatch.sources.frames import Frame
 from ddpwatch.view.run_view import run_view
 from tests.builders.terminal import Terminal
@@ -44,7 +44,7 @@ CLOCK = re.compile(r" · ((?:\d+d )?\d\d:\d\d:\d\d)")
 def make(path: Path, most_bytes: int) -> float:
     """Some minutes of a made-up run, written by the real recorder, then again and again; returns how many seconds."""
     now_ns = [time.monotonic_ns()]
-    source = Simulated(RANKS, clock=lambda: now_ns[0], sleep=lambda _s: None)
+    source = SimulatedSource(RANKS, clock=lambda: now_ns[0], sleep=lambda _s: None)
     run = source.run
     state = RunState(run.id, run.name, run.world_size, [Place(one.rank, one.host, one.pid) for one in run.endpoints])
     recorder = Recorder(path)

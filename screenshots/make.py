@@ -31,14 +31,14 @@ from ddpwatch.recording.reader import Recorded as RecordedFile
 from ddpwatch.recording.writer import Recorder
 from ddpwatch.session.follow import RunFollower
 from ddpwatch.session.playback import Playback
-from ddpwatch.simulator.source import Simulated
+from ddpwatch.simulator.source import SimulatedSource
 from ddpwatch.sources.frames import Frame, Tick
 from ddpwatch.tui.app import Dashboard
 from ddpwatch.tui.commands import clean_svg, screen_svg
 from ddpwatch.tui.feed import Feed
 from ddpwatch.tui.replay_app import ReplayDashboard
 from ddpwatch.tui.replay_feed import ReplayFeed
-from ddpwatch.view.run_view import picture_now
+from ddpwatch.view.run_view import current_view
 from ddpwatch.view.status import status_screen
 
 if TYPE_CHECKING:
@@ -98,7 +98,9 @@ def recorded(part: float = 0.8, name: str = "demo", recording: Path = RECORDING)
 def simulated(ranks: int, played_s: int = PLAYED_S) -> Feed:
     """A made-up run, so long into what can be seen."""
     now_ns = [SECOND_NS]
-    source = Simulated(ranks, clock=lambda: now_ns[0], sleep=lambda _s: None, unix=lambda: 1_700_000_000 * SECOND_NS)
+    source = SimulatedSource(
+        ranks, clock=lambda: now_ns[0], sleep=lambda _s: None, unix=lambda: 1_700_000_000 * SECOND_NS
+    )
     follower = RunFollower(source.run, DEFAULTS, source=source)
     follower.want_buckets(True)
     for _ in range(played_s * 4):
@@ -150,7 +152,7 @@ def report() -> None:
 def _record(path: Path, ranks: int, played_s: int) -> None:
     """A made-up run as a recording."""
     now_ns = [SECOND_NS]
-    source = Simulated(ranks, clock=lambda: now_ns[0], sleep=lambda _s: None, unix=lambda: UNIX_NS)
+    source = SimulatedSource(ranks, clock=lambda: now_ns[0], sleep=lambda _s: None, unix=lambda: UNIX_NS)
     with closing(Recorder(path)) as recorder:
         follower = RunFollower(source.run, DEFAULTS, source=source, recorder=recorder)
         follower.want_buckets(True)
@@ -194,7 +196,7 @@ def status(size: tuple[int, int]) -> None:
     while not follows.idle:
         follows.advance(0)
     follows.monitor.evaluate_now()
-    lines = status_screen(picture_now(follows.monitor), columns, rows - 1)
+    lines = status_screen(current_view(follows.monitor), columns, rows - 1)
     console = Console(width=columns, record=True, file=io.StringIO(), force_terminal=True, color_system="truecolor")
     for line in lines:
         console.print(_text(line), no_wrap=True, overflow="crop")

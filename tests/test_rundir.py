@@ -28,7 +28,7 @@ def gone():
 
 
 def put(base, run_id, world=2, **endpoint):
-    """A run in the directory, whose ranks are this very process by default."""
+    """A run in the directory; by default its ranks are this process."""
     run = make_run_file(base, world, run_id=run_id)
     endpoints = [replace(each, **endpoint) for each in run.endpoints]
     run = replace(run, endpoints=endpoints)
@@ -41,7 +41,7 @@ def replace(struct, **changed):
     return type(struct)(**{name: changed.get(name, getattr(struct, name)) for name in struct.__struct_fields__})
 
 
-def test_what_was_written_is_read_and_nobody_else_can(run_dir):
+def test_a_written_run_file_is_read_back_and_private(run_dir):
     run = put(run_dir, LIVE)
 
     assert rundir.scan(run_dir) == ([run], [])
@@ -162,7 +162,7 @@ def test_garbage_is_named_and_skipped_and_stays(run_dir):
     assert sorted(run_dir.iterdir()) == before
 
 
-def test_prune_takes_the_dead_and_leaves_the_living(run_dir, gone):
+def test_prune_removes_dead_runs_and_keeps_live_ones(run_dir, gone):
     put(run_dir, DEAD, **gone)
     live = put(run_dir, LIVE)
 
@@ -218,7 +218,7 @@ def test_a_viewer_without_descriptors_calls_no_rank_dead(run_dir):
     assert lives
 
 
-def test_ranks_of_other_nodes_are_believed_to_live_where_their_sockets_are(run_dir, gone):
+def test_sockets_of_ranks_on_other_nodes_keep_a_run(run_dir, gone):
     """Each node has a directory of its own, unless they share one over the network."""
     run = put(run_dir, DEAD, **gone)
     rundir.write(run_dir, replace(run, endpoints=[run.endpoints[0], replace(run.endpoints[1], node="elsewhere")]))
@@ -249,7 +249,7 @@ def test_a_directory_without_a_file_is_a_beginning_when_young_and_an_orphan_when
     assert sorted(path.name for path in run_dir.iterdir()) == ["beginning", "not-ours"]
 
 
-def test_the_last_to_leave_takes_the_directory_and_nobody_before(run_dir):
+def test_the_last_rank_to_leave_removes_the_directory(run_dir):
     put(run_dir, LIVE)
     paths = [rundir.socket_path(run_dir, LIVE, rank) for rank in range(2)]
     for path in paths:
@@ -262,7 +262,7 @@ def test_the_last_to_leave_takes_the_directory_and_nobody_before(run_dir):
     rundir.leave(paths[1])  # somebody else was faster
 
 
-def test_looking_and_tidying_go_on_while_others_tidy_too(run_dir, gone):
+def test_scanning_and_pruning_tolerate_concurrent_pruning(run_dir, gone):
     """All ranks of a new run find the same stale ones at the same moment."""
     failures = []
 

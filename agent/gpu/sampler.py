@@ -272,7 +272,11 @@ class Sampler(threading.Thread):
 
 
 class Telemetry:
-    """Starts the sampler once there is a device: devices come from the training thread, readings go to the agent's."""
+    """GPU readings for viewers: each once in a heartbeat, and minutes of history in snapshots.
+
+    Devices come from the training thread, which calls `watch`; the agent's thread calls the rest. The sampler starts
+    once there is a device.
+    """
 
     def __init__(self) -> None:
         self.memory = TorchMemory()
@@ -281,6 +285,8 @@ class Telemetry:
         self._sampler: Sampler | None = None
         self._started_s = 0.0
         self._empty = Reading(0, [])
+        self._sent: Reading | None = None
+        self._moments: deque[list[GpuMoment]] = deque(maxlen=MAX_GPU_MOMENTS)
 
     def watch(self, model: nn.Module) -> None:
         """Add the devices of a model. Call it on the training thread."""
@@ -293,8 +299,44 @@ class Telemetry:
         if kinds:
             self._why = fit(ELSEWHERE.format(kind=kinds[0]))
 
-    def latest(self) -> Reading | None:
-        """The last reading, the same object until there is a new one. Starts the sampler when there is a device."""
+    def reset(self) -> None:
+        """Send the last reading again, to new viewers."""
+        self._sent = None
+
+    def next_reading(self, rank: int, seq: int) -> Gpus | None:
+        """A reading that was not sent yet, or None: while the driver hangs, viewers see the age of the last one."""
+        reading = self._latest()
+        if reading is None or reading is self._sent:
+            return None
+        self._sent = reading
+        self._moments.append(
+            [
+                GpuMoment(
+                    reading.mono_ns, gpu.device, gpu.util_percent, gpu.memory_util_percent, gpu.used_bytes,
+                    gpu.temperature_c, gpu.power_mw, gpu.sm_mhz,
+                )
+                for gpu in reading.gpus
+            ]
+        )  # fmt: skip
+        return self.last_reading(rank, seq)
+
+    def last_reading(self, rank: int, seq: int) -> Gpus | None:
+        """The last reading that was sent."""
+        if (sent := self._sent) is None:
+            return None
+        return Gpus(rank=rank, seq=seq, mono_ns=sent.mono_ns, gpus=sent.gpus, why=fit(sent.why))
+
+    def moments(self) -> list[GpuMoment]:
+        """The history, oldest first."""
+        return list(chain.from_iterable(self._moments))
+
+    def stop(self) -> None:
+        """Stop the sampler without waiting for it."""
+        if self._sampler is not None:
+            self._sampler.stop()
+
+    def _latest(self) -> Reading | None:
+        """The sampler's last reading, the same object until there is a new one."""
         devices = self._devices
         if not devices:
             return self._empty_reading(self._why)
@@ -314,49 +356,3 @@ class Telemetry:
         if self._empty.why != why:
             self._empty = Reading(perf_counter_ns(), [], why)
         return self._empty
-
-    def stop(self) -> None:
-        """Stop the sampler without waiting for it."""
-        if self._sampler is not None:
-            self._sampler.stop()
-
-
-class GpuFeed:
-    """Gives each reading once to the heartbeats, and keeps minutes of history for snapshots. In the agent's thread."""
-
-    def __init__(self, telemetry: Telemetry) -> None:
-        self._telemetry = telemetry
-        self.reading: Reading | None = None
-        """The last one that was sent."""
-        self._moments: deque[list[GpuMoment]] = deque(maxlen=MAX_GPU_MOMENTS)
-
-    def reset(self) -> None:
-        """Send the last reading again, to new viewers."""
-        self.reading = None
-
-    def next_reading(self, rank: int, seq: int) -> Gpus | None:
-        """A reading that was not sent yet, or None: while the driver hangs, viewers see the age of the last one."""
-        reading = self._telemetry.latest()
-        if reading is None or reading is self.reading:
-            return None
-        self.reading = reading
-        self._moments.append(
-            [
-                GpuMoment(
-                    reading.mono_ns, gpu.device, gpu.util_percent, gpu.memory_util_percent, gpu.used_bytes,
-                    gpu.temperature_c, gpu.power_mw, gpu.sm_mhz,
-                )
-                for gpu in reading.gpus
-            ]
-        )  # fmt: skip
-        return self.latest(rank, seq)
-
-    def latest(self, rank: int, seq: int) -> Gpus | None:
-        """The last reading that was sent."""
-        if (sent := self.reading) is None:
-            return None
-        return Gpus(rank=rank, seq=seq, mono_ns=sent.mono_ns, gpus=sent.gpus, why=fit(sent.why))
-
-    def moments(self) -> list[GpuMoment]:
-        """The history, oldest first."""
-        return list(chain.from_iterable(self._moments))

@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ddpwatch.agent.guard import guarded
 from ddpwatch.agent.patching import Patch
-from ddpwatch.wire import Bucket
+from ddpwatch.wire import Bucket, Buckets
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -84,7 +84,7 @@ class BucketTimer:
                 Bucket(index, size, ready_ns=max(0, ready_ns - began_ns), done_ns=max(0, done_ns - began_ns))
                 for index, (size, ready_ns, done_ns) in enumerate(buckets)
             ]
-            recorder.event("buckets", buckets=described)
+            recorder.event(Buckets, buckets=described)
 
 
 def _stamp(entry: list[int]) -> None:
@@ -103,9 +103,7 @@ class CommHookRegistry:
 
     def __init__(self) -> None:
         self.timer: BucketTimer | None = None
-        self._timed: weakref.WeakSet[nn.Module] = weakref.WeakSet()
-        self._own: weakref.WeakSet[nn.Module] = weakref.WeakSet()
-        self._built_in: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+        self._kinds: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()
         self._patches = [
             Patch(DistributedDataParallel, "register_comm_hook", self._around_register),
             Patch(DistributedDataParallel, "_register_builtin_comm_hook", self._around_built_in),
@@ -113,11 +111,7 @@ class CommHookRegistry:
 
     def kind(self, ddp: nn.Module) -> str:
         """The model's hook: `own`, `timed` (the user's), `untimed` (built in or registered earlier) or empty."""
-        if ddp in self._own:
-            return "own"
-        if ddp in self._timed:
-            return "timed"
-        return "untimed" if ddp in self._built_in or ddp._comm_hooks else ""
+        return self._kinds.get(ddp) or ("untimed" if ddp._comm_hooks else "")
 
     def own_hook(self, ddp: nn.Module) -> bool:
         """Register ddpwatch's own all-reduce hook; False if the model has an unknown hook."""
@@ -131,7 +125,7 @@ class CommHookRegistry:
         finally:
             # torch.save writes this list; our hook must not be in it.
             del comm_hooks[before:]
-        self._own.add(ddp)
+        self._kinds[ddp] = "own"
         return True
 
     def _around_register(self, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -147,7 +141,7 @@ class CommHookRegistry:
                 comm_hooks: Any = ddp._comm_hooks
                 if comm_hooks and comm_hooks[-1][0] is timed:
                     comm_hooks[-1] = (hook, state)
-            self._timed.add(ddp)
+            self._kinds[ddp] = "timed"
             return result
 
         return register_comm_hook
@@ -155,7 +149,7 @@ class CommHookRegistry:
     def _around_built_in(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def register_built_in(ddp: nn.Module, comm_hook_type: Any) -> Any:
             result = original(ddp, comm_hook_type)
-            self._built_in.add(ddp)
+            self._kinds[ddp] = "untimed"
             return result
 
         return register_built_in

@@ -14,6 +14,7 @@ from ddpwatch.agent.batches import first_tensor
 from ddpwatch.agent.clock import DATA, OTHER
 from ddpwatch.agent.guard import guarded
 from ddpwatch.agent.patching import Patch
+from ddpwatch.wire import Loader
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -86,7 +87,7 @@ class LoaderHooks:
         sampler_epoch = _ask(sampler, "epoch")
         shuffle = _ask(sampler, "shuffle")
         self._recorder.event(
-            "loader",
+            Loader,
             epoch=self._passes_before(index_sampler),
             sampler=type(sampler).__name__[:200],
             distributed=isinstance(sampler, DistributedSampler) or replicas > 0,

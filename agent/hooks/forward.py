@@ -33,8 +33,10 @@ class ForwardHooks:
     (`is_compiling` is a constant to the compiler), so they break no graph.
     """
 
-    def __init__(self, recorder: Recorder, backward: BackwardHooks) -> None:
+    def __init__(self, recorder: Recorder, backward: BackwardHooks, on_first: Callable[[nn.Module], None]) -> None:
+        """`on_first` is called with each model in its first training forward, after DDP's own set-up."""
         self.switch = recorder.switch
+        self._on_first = on_first
         self._recorder = recorder
         self._backward = backward
         self._roots = WeakIdSet()
@@ -48,8 +50,6 @@ class ForwardHooks:
         self._blind = False
         self.thread_id: int | None = None
         """The training thread: the one that last ran a watched model."""
-        self.on_first: list[Callable[[nn.Module], None]] = []
-        """Called with each model in its first training forward; for a DDP module after DDP's own set-up."""
         self._patches = [
             Patch(DistributedDataParallel, "_pre_forward", self._around_pre_forward),
             Patch(DistributedDataParallel, "_post_forward", self._around_post_forward),
@@ -86,10 +86,10 @@ class ForwardHooks:
 
     def _around_pre_forward(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def pre_forward(ddp: nn.Module, *inputs: Any, **kwargs: Any) -> Any:
-            if is_compiling() or not self._ddp_entered(ddp, inputs, kwargs):
-                return original(ddp, *inputs, **kwargs)
+            entered = not is_compiling() and self._ddp_entered(ddp, inputs, kwargs)
             result = original(ddp, *inputs, **kwargs)
-            self._ddp_ready(ddp)
+            if entered:
+                self._ddp_ready(ddp)
             return result
 
         return pre_forward
@@ -115,9 +115,9 @@ class ForwardHooks:
             try:
                 result = original(root, *inputs, **kwargs)
             except BaseException:
-                self._root_left(root, None)
+                self._root_left(None)
                 raise
-            self._root_left(root, result)
+            self._root_left(result)
             return result
 
         return call
@@ -171,7 +171,7 @@ class ForwardHooks:
         return True
 
     @guarded
-    def _root_left(self, _root: nn.Module, output: Any) -> None:
+    def _root_left(self, output: Any) -> None:
         self._in_root = self._in_ddp = False
         if output is not None:
             self._watch_output(output)
@@ -199,8 +199,7 @@ class ForwardHooks:
 
     def _start(self, model: nn.Module) -> None:
         self._started.add(model)
-        for call in self.on_first:
-            call(model)
+        self._on_first(model)
 
     def _begin(self, inputs: Any, kwargs: Any) -> None:
         self.thread_id = get_ident()

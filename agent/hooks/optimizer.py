@@ -98,10 +98,7 @@ class OptimizerHooks:
         # An optimizer fused into backward steps in the middle of it; backward continues afterwards.
         self._recorder.clock.switch(self._phase_before)
         self._ended_steps += 1
-        if not self.manual and self._leads(optimizer):
-            self._recorder.close_step()
-        else:
-            self._recorder.updated()
+        self._update(optimizer)
 
     def _leads(self, optimizer: Optimizer) -> bool:
         leader = self._leader() if self._leader is not None else None
@@ -144,7 +141,10 @@ class OptimizerHooks:
     @guarded
     def _skipped(self, optimizer: Optimizer) -> None:
         """End the step although the scaler found inf or nan and skipped the optimizer."""
+        self._update(optimizer, skipped=True)
+
+    def _update(self, optimizer: Optimizer, *, skipped: bool = False) -> None:
         if not self.manual and self._leads(optimizer):
-            self._recorder.close_step(skipped=True)
+            self._recorder.close_step(skipped=skipped)
         else:
             self._recorder.updated()

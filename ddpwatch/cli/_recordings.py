@@ -60,11 +60,11 @@ def say_damage(recorded: Recorded, attempt: Attempt, *, partly: bool = False) ->
 
     `partly` = only the frames that one moment needs were read.
     """
-    from ddpwatch.recording.database import lacks_its_log
+    from ddpwatch.recording.database import lacks_wal
     from ddpwatch.recording.health import damage_of, damage_text
 
     name = recorded.path.name
-    if lacks_its_log(recorded.path):
+    if lacks_wal(recorded.path):
         text = f"{name} was not closed by its recorder, and {name}-wal is not beside it: its newest part may be missing"
         click.echo(f"ddpwatch: {text}", err=True)
     recorded.alerts()  # reading them finds their damage

@@ -15,7 +15,7 @@ from ddpwatch.core.limits import DEFAULTS, Limits
 from ddpwatch.core.metrics.timeline import Timeline
 from ddpwatch.session.follow import RunFollower
 from ddpwatch.sources.runs import SHORT_ID_CHARS
-from ddpwatch.view.run_view import picture_now
+from ddpwatch.view.run_view import current_view
 from ddpwatch.view.status import status_object, status_screen
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def show_once(
 ) -> None:
     """Print the run's status. Ranks that do not answer in time are shown as missing."""
     with closing(_snapshots(run, limits, timeout_s, every_s=timeout_s)) as snapshots:
-        run_view = picture_now(next(snapshots).monitor, baseline)
+        run_view = current_view(next(snapshots).monitor, baseline)
     if as_json:
         click.echo(json.dumps(status_object(run_view), indent=2))
     else:
@@ -56,7 +56,7 @@ def follow(
     first, timeline = True, Timeline()
     with closing(_snapshots(run, limits, timeout_s, every_s)) as snapshots:
         for follower in snapshots:
-            run_view = picture_now(follower.monitor, baseline, timeline)
+            run_view = current_view(follower.monitor, baseline, timeline)
             if as_json:
                 click.echo(json.dumps(status_object(run_view)))
             elif sys.stdout.isatty():

@@ -77,16 +77,16 @@ def _is_interactive() -> bool:
 def _simulate(ranks: int) -> None:
     from ddpwatch.core.limits import DEFAULTS
     from ddpwatch.session.follow import RunFollower
-    from ddpwatch.simulator.source import Simulated
+    from ddpwatch.simulator.source import SimulatedSource
 
-    source = Simulated(ranks)
+    source = SimulatedSource(ranks)
     follower = RunFollower(source.run, DEFAULTS, source=source)
     if _is_interactive():
         from ddpwatch.tui.feed import Feed
 
         open_dashboard(Feed(DEFAULTS, follows=follower, simulated=True))
         return
-    from ddpwatch.view.run_view import picture_now
+    from ddpwatch.view.run_view import current_view
     from ddpwatch.view.status import status_screen
 
     with closing(follower):
@@ -95,4 +95,4 @@ def _simulate(ranks: int) -> None:
         follower.monitor.evaluate_now()
         click.echo("SIMULATED: none of this was measured")
         columns, rows = terminal_size()
-        show(status_screen(picture_now(follower.monitor), columns, rows or 40))
+        show(status_screen(current_view(follower.monitor), columns, rows or 40))

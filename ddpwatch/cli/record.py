@@ -91,7 +91,7 @@ def command(
             assert recorder is not None
             run = run or wait_for_run(selector, until_ns)
             say_missing_logs(log)
-            ending = _Recording(recorder, limits, log, until_ns).follow(run, restart_s)
+            ending = _record_restarts(run, recorder, limits, log, until_ns, restart_s)
     finally:
         if recorder is not None and run is not None:
             say(recording_summary(recorder))
@@ -101,50 +101,39 @@ def command(
         raise click.exceptions.Exit(NOT_KEPT)
 
 
-class _Recording:
-    """Recording of a job and its restarts, which have the same name, into one file."""
+def _record_restarts(
+    run: RunFile, recorder: Recorder, limits: Limits, logs: Sequence[str], until_ns: int | None, restart_s: float
+) -> Ending:
+    """Record a run and its restarts into one file, and return how the last of them ended."""
+    from ddpwatch.outputs.headless import AlertCounts, watch_until_end
 
-    def __init__(self, recorder: Recorder, limits: Limits, logs: Sequence[str], until_ns: int | None) -> None:
-        self._recorder, self._limits, self._logs, self._until_ns = recorder, limits, logs, until_ns
-
-    def follow(self, run: RunFile, restart_s: float) -> Ending:
-        """Record the run and its restarts, and return how the last of them ended."""
-        while True:
-            say(f"recording {run_label(run)} into {self._recorder.path}")
-            ending = self._record(run)
-            if not ending.bad:
-                return ending
-            say(f"waiting {restart_s:.0f} s for {run.name} to be started again")
-            restarted = self._restarted(run, restart_s)
-            if restarted is None:
-                return ending
-            run = restarted
-
-    def _record(self, run: RunFile) -> Ending:
-        from ddpwatch.outputs.headless import AlertCounts, watch_until_end
-
+    while True:
+        say(f"recording {run_label(run)} into {recorder.path}")
         alerts = AlertCounts()
         try:
-            ending = watch_until_end(
-                run, self._limits, alerts.count, until_ns=self._until_ns, logs=self._logs, recorder=self._recorder
-            )
+            ending = watch_until_end(run, limits, alerts.count, until_ns=until_ns, logs=logs, recorder=recorder)
         except KeyboardInterrupt:
             say(summary(run, None, alerts))
             raise
         say(summary(run, ending, alerts))
-        return ending
+        if not ending.bad:
+            return ending
+        say(f"waiting {restart_s:.0f} s for {run.name} to be started again")
+        give_up_ns = time.monotonic_ns() + int(restart_s * 1e9)
+        restarted = _wait_for_restart(run, give_up_ns if until_ns is None else min(give_up_ns, until_ns))
+        if restarted is None:
+            return ending
+        run = restarted
 
-    def _restarted(self, ended: RunFile, restart_s: float) -> RunFile | None:
-        """Wait for a new run of the same name; None = there was none in that time."""
-        from ddpwatch.sources.runs import live_runs
 
-        until_ns = time.monotonic_ns() + int(restart_s * 1e9)
-        if self._until_ns is not None:
-            until_ns = min(until_ns, self._until_ns)
-        while time.monotonic_ns() < until_ns:
-            with contextlib.suppress(RunDirRefused):
-                restarts = [run for run in live_runs() if run.id != ended.id and run.name == ended.name]
-                if restarts:
-                    return max(restarts, key=lambda run: run.started_unix_s)
-            time.sleep(RECHECK_S)
-        return None
+def _wait_for_restart(ended: RunFile, until_ns: int) -> RunFile | None:
+    """Wait for a new run of the same name; None = there was none in that time."""
+    from ddpwatch.sources.runs import live_runs
+
+    while time.monotonic_ns() < until_ns:
+        with contextlib.suppress(RunDirRefused):
+            restarts = [run for run in live_runs() if run.id != ended.id and run.name == ended.name]
+            if restarts:
+                return max(restarts, key=lambda run: run.started_unix_s)
+        time.sleep(RECHECK_S)
+    return None

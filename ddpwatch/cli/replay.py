@@ -93,7 +93,7 @@ def _start_ns(playback: Playback, at: str | None, from_alert: int | None, before
 def _print(playback: Playback, at_ns: int, baseline: Profile | None, *, as_json: bool) -> None:
     from ddpwatch.recording.moments import time_text
     from ddpwatch.recording.schema import Unreadable
-    from ddpwatch.view.run_view import picture_now
+    from ddpwatch.view.run_view import current_view
     from ddpwatch.view.status import status_object, status_screen
 
     playback.seek(at_ns)
@@ -105,7 +105,7 @@ def _print(playback: Playback, at_ns: int, baseline: Profile | None, *, as_json:
     if recorded.damaged and all(rank.last_received_ns is None for rank in monitor.state.ranks.values()):
         raise Unreadable(f"{recorded.path} is damaged, and nothing can be read of that moment")
     say_damage(recorded, recorded.attempts[playback.place], partly=True)
-    run_view = picture_now(monitor, baseline)
+    run_view = current_view(monitor, baseline)
     if as_json:
         click.echo(json.dumps(status_object(run_view), indent=2))
         return

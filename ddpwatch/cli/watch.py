@@ -69,14 +69,17 @@ def command(
     Exits with 4 if a rank failed, was lost or was silent when the run ended, or if --fail-on matched; else with 1 if
     --record could not keep all of it.
     """
+    from ddpwatch.core.alerts.model import Severity
     from ddpwatch.outputs.headless import AlertCounts, watch_until_end
-    from ddpwatch.outputs.sinks import LAST_CHANCE_S, Sink, close_all
+    from ddpwatch.outputs.sinks import LAST_CHANCE_S, Command, Sink, Webhook, close_all
 
     interrupt_on_sigterm()
     check_retention(file, keep_s, max_bytes)
     until_ns = deadline_ns(for_s)
     limits = limits_of(config, limit)
-    receivers = _receivers(command_line, webhook)
+    receivers: list[Receiver] = [] if command_line is None else [Command(command_line)]
+    if webhook is not None:
+        receivers.append(Webhook(webhook))
     exporter = _exporter(prometheus)
     with recorder_of(file, keep_s, max_bytes) as recorder:
         run = wait_for_run(selector, until_ns)
@@ -96,7 +99,8 @@ def command(
         say(summary(run, ending, alerts, _not_delivered(close_all(sinks, LAST_CHANCE_S))))
     if recorder is not None:
         say(recording_summary(recorder))
-    if ending.bad or _matches(fail_on, alerts):
+    failed = fail_on is not None and alerts.worst is not None and alerts.worst >= Severity[fail_on.upper()]
+    if ending.bad or failed:
         raise click.exceptions.Exit(ENDED_BADLY)
     if recorder is not None and recorder.incomplete:
         raise click.exceptions.Exit(NOT_KEPT)
@@ -106,17 +110,6 @@ def _not_delivered(undelivered: dict[str, int]) -> list[str]:
     from ddpwatch.core.units import plural
 
     return [f"{name}: {plural(count, 'change')} not delivered" for name, count in undelivered.items()]
-
-
-def _receivers(command_line: str | None, webhook: str | None) -> list[Receiver]:
-    from ddpwatch.outputs.sinks import Command, Webhook
-
-    receivers: list[Receiver] = []
-    if command_line is not None:
-        receivers.append(Command(command_line))
-    if webhook is not None:
-        receivers.append(Webhook(webhook))
-    return receivers
 
 
 def _exporter(address: str | None) -> Exporter | None:
@@ -151,9 +144,3 @@ def _alert_handler(
             show(event_lines(event, datetime.now(timezone.utc).astimezone().tzinfo or timezone.utc))
 
     return handle
-
-
-def _matches(fail_on: str | None, alerts: AlertCounts) -> bool:
-    from ddpwatch.core.alerts.model import Severity
-
-    return fail_on is not None and alerts.worst is not None and alerts.worst >= Severity[fail_on.upper()]

@@ -1,7 +1,7 @@
 """Every threshold that decides a finding, with its unit and its default, grouped by rule.
 
 Lowercase fields can be set by users, and their docstrings are shown by `ddpwatch rules`; in TOML a group is a table of
-its rule's name: `[straggler]` `share = 0.03`. Uppercase attributes, and the groups after `Limits`, are fixed.
+its rule's name: `[straggler]` `share = 0.03`. Uppercase attributes are fixed.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class _Group(Struct, frozen=True, forbid_unknown_fields=True, rename="kebab"):
     pass
 
 
-class JudgeLimits(_Group, frozen=True):
+class EvaluationLimits(_Group, frozen=True):
     """When rules are evaluated, for all of them alike."""
 
     warmup_steps: Steps = 10
@@ -42,9 +42,9 @@ class JudgeLimits(_Group, frozen=True):
     least_s: Seconds = 5.0
     """Where steps are so short that the steps looked at take less than this, more of them are."""
 
-    EVALUATION_NS: ClassVar[int] = 250_000_000
+    INTERVAL_NS: ClassVar[int] = 250_000_000
     """Interval in ns at which rules by time are evaluated and due steps are looked for."""
-    MANY_RANKS_EVALUATION_NS: ClassVar[int] = 1_000_000_000
+    MANY_RANKS_INTERVAL_NS: ClassVar[int] = 1_000_000_000
     """The same interval in runs of more than `MANY_RANKS` ranks, whose agents send one heartbeat a second."""
     GRADUAL_NS: ClassVar[int] = 4_000_000_000
     """Interval in ns between evaluations of gradual rules in runs of more than `MANY_RANKS` ranks."""
@@ -237,7 +237,7 @@ class MemoryLimits(_Group, frozen=True):
     MIN_SAMPLES: ClassVar[int] = 9
     """Samples that growth is derived from, at least: three for each third of the time."""
     MAX_SAMPLES: ClassVar[int] = 60
-    """Evenly spread samples that are looked at, about: the rule is evaluated four times a second for every rank."""
+    """Evenly spread samples that are read, about: the rule is evaluated four times a second for every rank."""
     MIN_HALF_SHARE: ClassVar[float] = 0.25
     """Fraction of the growth that must fall into each half of the time: loading and filling caches comes to an end."""
     MAX_SEPARATE: ClassVar[int] = 3
@@ -295,9 +295,22 @@ class GpuIdleLimits(_Group, frozen=True):
     MAX_SEPARATE: ClassVar[int] = 3
     """More ranks than this share one alert."""
     MAX_STEP_AGE_S: ClassVar[float] = 10.0
-    """A rank trains if its latest step ended at most this many seconds ago …"""
+    """A rank trains if its latest step ended at most this many seconds ago."""
     MAX_STEP_AGE_STEPS: ClassVar[int] = 3
-    """… or at most this many median steps ago."""
+    """A rank of long steps trains if its latest step ended at most this many median steps ago."""
+
+
+class LivenessLimits:
+    """When a rank, or a reading of its GPU, is out of date."""
+
+    BEAT_NS: Final = 250_000_000
+    """Interval of heartbeats in ns."""
+    MANY_RANKS_BEAT_NS: Final = 1_000_000_000
+    """Interval of heartbeats in ns in runs of more than `MANY_RANKS` ranks."""
+    NO_HEARTBEAT_NS: Final = 2_000_000_000
+    """A rank without a heartbeat for this time in ns, eight in a row, is silent."""
+    GPU_STALE_NS: Final = 10_000_000_000
+    """A GPU reading older than this, in ns, does not describe the present; readings come once a second."""
 
 
 class RankLostLimits(_Group, frozen=True):
@@ -310,7 +323,7 @@ class RankLostLimits(_Group, frozen=True):
 
     MAX_SEPARATE: ClassVar[int] = 3
     """More ranks than this share one alert."""
-    ORDER_NS: ClassVar[int] = 250_000_000
+    ORDER_NS: ClassVar[int] = LivenessLimits.BEAT_NS
     """Ends that are at most one heartbeat interval apart, in ns, have no order."""
     SEEN_ORDER_NS: ClassVar[int] = 20_000_000
     """Ends that were observed as they happened have an order if they are further apart than this, in ns."""
@@ -404,7 +417,7 @@ class LossyLimits(_Group, frozen=True):
 class Limits(_Group, frozen=True):
     """All groups that users can set."""
 
-    judge: JudgeLimits = JudgeLimits()
+    judge: EvaluationLimits = EvaluationLimits()
     straggler: StragglerLimits = StragglerLimits()
     comm_share: CommShareLimits = CommShareLimits()
     slow_link: SlowLinkLimits = SlowLinkLimits()
@@ -451,19 +464,6 @@ class AlertLimits:
     """Steps searched for the one in which the all-reduce share fell."""
 
 
-class LivenessLimits:
-    """When a rank, or a reading of its GPU, is out of date."""
-
-    BEAT_NS: Final = 250_000_000
-    """Interval of heartbeats in ns."""
-    MANY_RANKS_BEAT_NS: Final = 1_000_000_000
-    """Interval of heartbeats in ns in runs of more than `MANY_RANKS` ranks."""
-    NO_HEARTBEAT_NS: Final = 2_000_000_000
-    """A rank without a heartbeat for this time in ns, eight in a row, is silent."""
-    GPU_STALE_NS: Final = 10_000_000_000
-    """A GPU reading older than this, in ns, does not describe the present; readings come once a second."""
-
-
 class WindowLimits:
     """Which steps and ranks can be compared."""
 
@@ -490,17 +490,17 @@ class HungStepLimits:
     """The three meanings of a hung step: in a whole run, in a window of steps, and at this moment."""
 
     FACTOR: Final = 4.0
-    """In a whole run: a hung step takes this many times the median …"""
+    """In a whole run a hung step takes at least this many times the median step."""
     EXTRA_NS: Final = 1e9
-    """… and is this much longer, in ns: schedulers make short steps long."""
+    """In a whole run a hung step is at least this much longer, in ns: schedulers make short steps long."""
     CAUSE_PERCENT: Final = 50
     """A rank caused a hung step if its own work exceeds the median rank's by this percentage of the step."""
     WINDOW_FACTOR: Final = 20.0
-    """In a window: steps of this many times the median are left out, because they are reported as a hang."""
+    """In a window steps of this many times the median are left out, because they are reported as a hang."""
     MIN_S: Final = 4.0
-    """At this moment: a run is stalled after this time in seconds …"""
+    """At this moment a run is stalled if no step ended for at least this time in seconds."""
     MIN_STEPS: Final = 4
-    """… and this many median steps."""
+    """At this moment a run is stalled if no step ended for at least this many median steps."""
     MAX_S: Final = 10 * 365 * 86_400
     """A longer wait, in seconds, is a wrong clock."""
 
@@ -523,7 +523,7 @@ class ScalingLimits:
 class SummaryLimits:
     """What the totals of a run name as slow, and as the cause of it."""
 
-    WARMUP_STEPS: Final = 10
+    WARMUP_STEPS: Final = DEFAULTS.judge.warmup_steps
     """First steps of a run that are left out: compiling, caches and bucket building."""
     SLOW_SHARE: Final = 0.5
     """A column of the chart, or a phase, is slow from this fraction of the slowest one."""
@@ -535,6 +535,25 @@ class SummaryLimits:
     """Where hung steps are this fraction of a cost, the rest is what odd steps cost any rank."""
     MAX_STEP_COST_SHARE: Final = 0.1
     """Cap of a rank's cost in one step, as a fraction of the median step: some odd steps blame nobody."""
+
+
+class VerdictLimits:
+    """Which ranks and hosts the verdict on a recorded run names as slow."""
+
+    WITH_ALERT_SHARE: Final = 0.02
+    """A rank whose alerts explain its cost is named from this fraction of the run's time."""
+    EXPLAINED_SHARE: Final = 0.5
+    """Alerts explain a rank's cost if at least this fraction of it falls into their steps."""
+    ONE_ALERT_SHARE: Final = 0.8
+    """A single alert is shown if it explains this fraction of what all alerts of the rank explain."""
+    OUTSTANDING_FACTOR: Final = 3.0
+    """A rank without such alerts is named if it costs this many times the median of the others."""
+    MIN_EVERYBODY: Final = 3
+    """If this many ranks, and more than half of them, were slow, only those with an outstanding cost are named."""
+    ONE_RANK_SHARE: Final = 0.5
+    """A host is not named if one of its ranks alone has this fraction of its cost."""
+    WHOLE_RUN_SHARE: Final = 0.9
+    """Steps that are at least this fraction of a run count as the whole run."""
 
 
 def limits_from(table: dict[str, Any], where: str) -> Limits:

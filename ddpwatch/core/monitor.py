@@ -8,7 +8,7 @@ from ddpwatch.core import rules
 from ddpwatch.core.alerts.hangs import is_suspect
 from ddpwatch.core.alerts.staleness import with_staleness
 from ddpwatch.core.detectors.engine import RuleEngine
-from ddpwatch.core.limits import DEFAULTS, JudgeLimits, Limits
+from ddpwatch.core.limits import DEFAULTS, EvaluationLimits, Limits
 from ddpwatch.core.metrics.figures import measure
 from ddpwatch.core.state.run import MANY_RANKS
 
@@ -117,6 +117,7 @@ class Monitor:
         if not book.open or self.behind or not self._engine.derives_staleness:
             return
         if last or state.now_ns >= self._staleness_due_ns:
-            interval_ns = JudgeLimits.EVALUATION_NS if state.world_size <= MANY_RANKS else JudgeLimits.GRADUAL_NS
+            many = state.world_size > MANY_RANKS
+            interval_ns = EvaluationLimits.GRADUAL_NS if many else EvaluationLimits.INTERVAL_NS
             self._staleness_due_ns = state.now_ns + interval_ns
             book.open.update((alert.key, alert) for alert in with_staleness(state, self.limits, book.open.values()))

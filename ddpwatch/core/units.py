@@ -98,7 +98,7 @@ def ordinal(number: int) -> str:
 def ranks_text(ranks: Iterable[int]) -> str:
     """Ranks in words: `rank 3`, `ranks 0-3, 7`."""
     several = set(ranks)
-    text = ranges(several, most=len(several) * MAX_RANK_CHARS).replace(",", ", ")
+    text = ranges(several, max_chars=len(several) * MAX_RANK_CHARS).replace(",", ", ")
     return f"{'rank' if len(several) == 1 else 'ranks'} {text}"
 
 

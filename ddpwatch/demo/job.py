@@ -1,4 +1,4 @@
-"""One rank of a small CPU training that plays the demo's story, or in which one rank is slow in backward throughout."""
+"""One rank of a small CPU training with the demo's schedule of faults, or with one rank that is slow throughout."""
 
 from __future__ import annotations
 
@@ -19,50 +19,50 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset, default_collate
 
 import ddpwatch.agent
-from ddpwatch.demo.schedule import LAG, PAGE_STEPS, WORK_S, Page, Teller, pace_for, story, work_for
+from ddpwatch.demo.schedule import DIRECTIVE_STEPS, LAG, WORK_S, Directive, Director, make_schedule, pace_for, work_for
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 PR_SET_PDEATHSIG: Final = 1
-FORWARD_PART: Final = 1 / 3
-"""Of a step's work; backward takes the rest."""
+FORWARD_FRACTION: Final = 1 / 3
+"""Fraction of a step's work in forward; backward takes the rest."""
 PROBES: Final = 24
-"""All-reduces that are timed before the story begins."""
+"""Number of all-reduces that are timed before training."""
 
 
 class Device(torch.autograd.Function):
-    """The identity, which takes its time both ways, as layers do whose work is done by an accelerator.
+    """The identity, which sleeps in both directions, as layers do whose work is done by an accelerator.
 
-    Were all the work done here, four ranks would fight for the cores of a small machine, and each look slow in turn.
+    With real work, four ranks would compete for the cores of a small machine, and each would be slow in turn.
     """
 
     @staticmethod
     def forward(ctx: Any, batch: torch.Tensor, work_s: float, lag_s: float) -> torch.Tensor:
-        """Pass the batch through, late."""
-        ctx.backward_s = work_s * (1 - FORWARD_PART) + lag_s
-        time.sleep(work_s * FORWARD_PART)
+        """Pass the batch through after a delay."""
+        ctx.backward_s = work_s * (1 - FORWARD_FRACTION) + lag_s
+        time.sleep(work_s * FORWARD_FRACTION)
         return batch.clone()
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
-        """Pass the gradient through, late, and later still by the lag."""
+        """Pass the gradient through after a delay, including the lag."""
         time.sleep(ctx.backward_s)
         return gradients[0], None, None
 
 
 class Network(nn.Module):
-    """Two convolutions and a classifier, with an accelerator's time between them."""
+    """Two convolutions and a classifier, with an accelerator's delay between them."""
 
     def __init__(self, work_s: float) -> None:
         super().__init__()
         self.work_s = work_s
-        """What forward and backward take together."""
+        """Seconds of forward and backward together."""
         self.lag_s = 0.0
-        """What the backward pass takes longer."""
+        """Seconds added to backward."""
         self.features = nn.Sequential(
             nn.Conv2d(3, 12, 3, padding=1),
-            # Has no buffers that DDP would broadcast before each step: a healthy demo should communicate little.
+            # Without buffers, which DDP would broadcast before each step: a healthy demo should communicate little.
             nn.GroupNorm(3, 12),
             nn.ReLU(),
             nn.MaxPool2d(2),
@@ -79,26 +79,25 @@ class Network(nn.Module):
 
 
 def _die_with_parent() -> None:
-    """Even a killed parent leaves no rank behind."""
+    """Have the kernel kill this rank with its parent."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-class Fetch:
-    """Puts samples together to a batch, and takes its time: what a slow disk does to a DataLoader."""
+class LaggingCollate:
+    """Collates samples after a delay: what a slow disk does to a DataLoader."""
 
     def __init__(self) -> None:
         self.lag_s = 0.0
 
     def __call__(self, samples: list[Any]) -> Any:
         """The batch."""
-        if self.lag_s:
-            time.sleep(self.lag_s)
+        time.sleep(self.lag_s)
         return default_collate(samples)
 
 
 def _samples() -> TensorDataset:
-    """Pictures whose mean colour tells their class, so that the loss falls."""
+    """Images whose mean color determines their class, so that the loss falls."""
     images = torch.randn(8192, 3, 16, 16) + torch.randn(8192, 3, 1, 1)
     return TensorDataset(images, (images.mean(dim=(2, 3)) @ torch.randn(3, 10)).argmax(dim=1))
 
@@ -107,12 +106,12 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rank", type=int, required=True)
     parser.add_argument("--ranks", type=int, required=True)
-    parser.add_argument("--store", required=True, help="path of a file through which the ranks meet")
-    parser.add_argument("--slow-rank", type=int, help="slow in backward throughout, -1 = none; without it, the story")
+    parser.add_argument("--store", required=True, help="path of the rendezvous file")
+    parser.add_argument("--slow-rank", type=int, help="slow in backward throughout, -1 = none; without: the schedule")
     parser.add_argument("--lag-ms", type=float, default=25.0, help="added to the slow rank's backward pass")
     parser.add_argument("--seconds", type=float, default=60.0)
-    parser.add_argument("--pace", type=float, help="how fast the story is told; without it, to fit into the seconds")
-    parser.add_argument("--lag", type=float, default=LAG, help="added to the story's slow rank, in healthy steps")
+    parser.add_argument("--pace", type=float, help="speed of the schedule; without it, to fit into the seconds")
+    parser.add_argument("--lag", type=float, default=LAG, help="added to the schedule's slow rank, in healthy steps")
     return parser.parse_args()
 
 
@@ -127,60 +126,60 @@ def main() -> None:
     torch.set_num_threads(1)
     pace = arguments.pace or pace_for(arguments.seconds)
     work_s = WORK_S if arguments.slow_rank is not None else work_for(_reduce_s(), pace)
-    network, fetch = Network(work_s), Fetch()
+    network, collate = Network(work_s), LaggingCollate()
     model = DistributedDataParallel(network)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     agent = ddpwatch.agent.install(model, run_name="demo")
 
     images = _samples()
     sampler: DistributedSampler[Any] = DistributedSampler(images)
-    loader = DataLoader(images, batch_size=16, sampler=sampler, collate_fn=fetch)
-    chapters = story(arguments.lag)
-    teller = Teller(time.monotonic(), arguments.seconds, pace=pace, story=chapters)
-    for step, (batch, target) in enumerate(_for_ever(loader, sampler)):
-        if step % PAGE_STEPS == 0:
-            page = _reported(teller)
-            if page.over:
+    loader = DataLoader(images, batch_size=16, sampler=sampler, collate_fn=collate)
+    schedule = make_schedule(arguments.lag)
+    director = Director(time.monotonic(), arguments.seconds, pace, schedule)
+    for step, (batch, target) in enumerate(_batches(loader, sampler)):
+        if step % DIRECTIVE_STEPS == 0:
+            directive = _broadcast(director)
+            if directive.over:
                 break
             if arguments.slow_rank is None:
-                fetch.lag_s = page.lag_in("data", rank, ranks, chapters)
-                network.lag_s = page.lag_in("backward", rank, ranks, chapters)
+                collate.lag_s = directive.lag_in("data", rank, ranks, schedule)
+                network.lag_s = directive.lag_in("backward", rank, ranks, schedule)
             elif rank == arguments.slow_rank:
                 network.lag_s = arguments.lag_ms / 1000
         optimizer.zero_grad()
         loss = nn.functional.cross_entropy(model(batch), target)
         loss.backward()  # type: ignore[no-untyped-call]
-        # Before the step ends, so that it is told beside this one and not beside the next.
+        # Before the step ends, so that it belongs to this one and not to the next.
         agent.log(loss=loss.item())
         optimizer.step()
     dist.destroy_process_group()
 
 
-def _for_ever(loader: DataLoader[Any], sampler: DistributedSampler[Any]) -> Iterator[Any]:
-    """The batches of one epoch after another."""
+def _batches(loader: DataLoader[Any], sampler: DistributedSampler[Any]) -> Iterator[Any]:
+    """Batches of one epoch after another."""
     for epoch in count():
         sampler.set_epoch(epoch)
         yield from loader
 
 
 def _reduce_s() -> float:
-    """What an all-reduce takes here; all ranks get the same answer, that of the one that waited longest."""
+    """Median duration of an all-reduce here, the maximum over all ranks."""
     spent_s = []
     small = torch.zeros(4096)
     for _ in range(PROBES):
         began_s = time.monotonic()
         dist.all_reduce(small)
         spent_s.append(time.monotonic() - began_s)
-    usual_s = torch.tensor([median(spent_s)], dtype=torch.float64)
-    dist.all_reduce(usual_s, op=dist.ReduceOp.MAX)
-    return float(usual_s.item())
+    median_s = torch.tensor([median(spent_s)], dtype=torch.float64)
+    dist.all_reduce(median_s, op=dist.ReduceOp.MAX)
+    return float(median_s.item())
 
 
-def _reported(teller: Teller) -> Page:
-    """Rank 0 decides for all, or one rank would wait for another that has gone."""
-    page = torch.tensor(teller.turn(time.monotonic()), dtype=torch.float64)
-    dist.broadcast(page, src=0)
-    return Page(*page.tolist())
+def _broadcast(director: Director) -> Directive:
+    """Rank 0 decides for all, or one rank would wait for another that has exited."""
+    directive = torch.tensor(director.next_directive(time.monotonic()), dtype=torch.float64)
+    dist.broadcast(directive, src=0)
+    return Directive(*directive.tolist())
 
 
 if __name__ == "__main__":

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Final
 
 from ddpwatch.core.diagnosis.outcome import outcome_of
 from ddpwatch.session.follow import RunFollower
-from ddpwatch.sources.live import GATHERED_RANKS, TICK_MS, UNHURRIED_MS
+from ddpwatch.sources.frames import TICK_MS
+from ddpwatch.sources.live import GATHERED_RANKS, UNHURRIED_MS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -1,5 +1,6 @@
-"""Recordings: one SQLite file with every frame of a run, checkpoints to seek by, and the alerts that were open.
+"""Recordings: one SQLite file with every frame of a run, checkpoints to seek by, and its alerts.
 
-Here: format, writing, reading, recovery of damaged files, and replay, which is a source of frames. Not here: stepping
-through a recording on screen (`session.playback`). Read `schema`, `writer`, `reader`, then `replay` and `steps`.
+Here: format, writing, one reader with three uses (`replay`, a source of frames; `steps`, windows of aligned steps;
+`alerts`, a scan), and recovery of damaged files. Not here: seeking on screen (`session.playback`). Read `schema`,
+`writer`, `reader`, then the uses.
 """

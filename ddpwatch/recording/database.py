@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import quote
 
-from ddpwatch.recording.schema import APPLICATION_ID, PAGE_BYTES, SCHEMA, TABLES, NoRecording, Torn, Unreadable
+from ddpwatch.recording.schema import APPLICATION_ID, PAGE_BYTES, SCHEMA, TABLES, DamagedFile, NoRecording, Unreadable
 
 MAGIC: Final = b"SQLite format 3\x00"
 HEADER_BYTES: Final = 100
@@ -38,17 +38,17 @@ def connect(path: Path, *, write: bool = False) -> sqlite3.Connection:
         return _connect(path, "mode=rw" if write else "mode=ro")
     except sqlite3.OperationalError as error:
         if write or os.access(path.parent, os.W_OK):
-            raise Torn(f"{path} cannot be read as a recording: {error}") from None
+            raise DamagedFile(f"{path} cannot be read as a recording: {error}") from None
     try:
         if _wal(path).exists() and _wal(path).stat().st_size:
             return _connect_copy(path)
         # In a read-only directory no process writes, so SQLite need not lock.
         return _connect(path, "mode=ro&immutable=1")
     except sqlite3.Error as error:
-        raise Torn(f"{path} cannot be read as a recording: {error}") from None
+        raise DamagedFile(f"{path} cannot be read as a recording: {error}") from None
 
 
-def lacks_its_log(path: Path) -> bool:
+def lacks_wal(path: Path) -> bool:
     """Whether the file needs a WAL that is missing: its recorder was killed, or it was copied while it was written."""
     # Without a claim all of the WAL was moved into the file, even if another reader kept it in WAL mode.
     return _is_wal(path) and not _wal(path).exists() and _is_claimed(path)
@@ -94,7 +94,7 @@ def check_file(path: Path) -> None:
         return
     if schema >= MAX_SCHEMAS or application != APPLICATION_ID or not header.startswith(MAGIC):
         _refuse_if_foreign(path, header)
-        raise Torn(f"{path} cannot be read as a recording: its beginning is damaged")
+        raise DamagedFile(f"{path} cannot be read as a recording: its beginning is damaged")
     raise Unreadable(f"{path} was written by a newer ddpwatch (schema {schema}); this one reads up to {SCHEMA}")
 
 
@@ -125,10 +125,10 @@ def _connect(path: Path, how: str) -> sqlite3.Connection:
         # UnicodeDecodeError if SQLite's own message quotes damaged bytes.
         database.close()
         reason = "it is damaged" if isinstance(error, UnicodeDecodeError) else error
-        raise Torn(f"{path} cannot be read as a recording: {reason}") from None
+        raise DamagedFile(f"{path} cannot be read as a recording: {reason}") from None
     if not right:
         database.close()
-        raise Torn(f"{path} cannot be read as a recording: its tables are not those of one")
+        raise DamagedFile(f"{path} cannot be read as a recording: its tables are not those of one")
     return database
 
 

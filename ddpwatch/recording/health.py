@@ -16,15 +16,11 @@ class Damage:
     """Extent of a recording's damage."""
 
     parts: int
-    """Number of unreadable parts."""
     missing: int
     """Number of frames missing because of them; 0 = none or unknown."""
     frames: int
-    """Number of readable frames."""
     cut: float = 0.0
-    """Fraction of the file that is cut off."""
     alerts: bool = False
-    """Whether alerts may be missing too."""
     partly: bool = False
     """Whether only a part of the recording was read, and there may be more damage."""
 

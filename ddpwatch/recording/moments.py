@@ -25,7 +25,7 @@ class NoMoment(Exception):
     """A text that is not a moment of the recording; the message gives the reason."""
 
 
-def passed_of(text: str, total_ns: int) -> int | None:
+def parse_offset(text: str, total_ns: int) -> int | None:
     """Parse an offset or percentage into nanoseconds from the start; None = it is neither."""
     text = text.strip()
     if part := _PART.fullmatch(text):
@@ -42,12 +42,12 @@ def passed_of(text: str, total_ns: int) -> int | None:
     return passed_ns
 
 
-def clock_of(text: str, first_ns: int, last_ns: int, zone: tzinfo, near_ns: int | None = None) -> int:
+def parse_clock(text: str, first_ns: int, last_ns: int, zone: tzinfo, near_ns: int | None = None) -> int:
     """Parse a time of day into the first such moment of the recording, or the one nearest to `near_ns`.
 
     A time without seconds means the first recorded moment of that minute. A zone in the text overrides `zone`.
     """
-    written = _read(text)
+    written = _parse(text)
     first, last = moment_of(first_ns), moment_of(last_ns)
     if first is None or last is None:
         raise NoMoment("the recording does not tell its time; say +90s or 50%")
@@ -63,20 +63,16 @@ def clock_of(text: str, first_ns: int, last_ns: int, zone: tzinfo, near_ns: int 
     return min(fitting, key=lambda at_ns: abs(at_ns - (first_ns if near_ns is None else near_ns)))
 
 
-class _Written(NamedTuple):
-    """A parsed time of day."""
-
+class _Clock(NamedTuple):
     day: date | None
     clock: time
-    """Time in whole seconds."""
     fraction_ns: int
-    """Nanoseconds beyond the whole seconds."""
     lasting_ns: int
     """Precision of the text in nanoseconds: a minute, a second, or a fraction of one."""
     zone: tzinfo | None
 
 
-def _read(text: str) -> _Written:
+def _parse(text: str) -> _Clock:
     found = _CLOCK.fullmatch(text.strip())
     if found is None:
         raise NoMoment(f"{sanitize(text, NAME_CHARS)!r} is no moment such as {EXAMPLES}")
@@ -84,7 +80,7 @@ def _read(text: str) -> _Written:
     lasting_ns = 60_000_000_000 if second is None else 10 ** (9 - len(fraction or ""))
     try:
         clock = time(int(hour), int(minute), int(second or 0))
-        return _Written(
+        return _Clock(
             None if year is None else date(int(year), int(month), int(day)),
             clock,
             int((fraction or "").ljust(9, "0")),

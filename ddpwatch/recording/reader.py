@@ -17,14 +17,14 @@ from ddpwatch.core.state.rank import Place
 from ddpwatch.core.state.run import RunState
 from ddpwatch.core.state.step_codec import apply_table
 from ddpwatch.errors import WireError
-from ddpwatch.recording.database import lacks_its_log
+from ddpwatch.recording.database import lacks_wal
 from ddpwatch.recording.recovery import Block, Rows, fits, missing_frames
 from ddpwatch.recording.schema import (
     ALERTS,
     ALERTS_TOPIC,
     LATEST_NS,
     MAX_BLOCK_BYTES,
-    Damaged,
+    DamagedPart,
     Entry,
     NoRecording,
     RecordedBy,
@@ -65,7 +65,6 @@ class Attempt(NamedTuple):
     last_ns: int
     """Time of the last frame, or of the end of the silence after it."""
     judged: RecordedBy = RecordedBy()
-    """Version of the recorder, and its thresholds."""
 
     def new_state(self) -> RunState:
         """The state of this run before any of its frames."""
@@ -111,7 +110,6 @@ class Recorded:
         self._rows = Rows(path)
         self._alerts: list[AlertRow] = []
         self._last_alert = 0
-        """Id of the last row of the alert table that was read."""
         self._alerts_hurt = False
         self._version = self._rows.version
         self.attempts = self._attempts()
@@ -121,7 +119,7 @@ class Recorded:
             if self.damaged:
                 raise Unreadable(f"{path} is damaged, and nothing in it can be read")
             where = ""
-            if lacks_its_log(path):
+            if lacks_wal(path):
                 where = f", or what was is in {path.name}-wal, which is not beside it"
             elif writer is not None:
                 where = f" yet: process {writer} waits for a run to record"
@@ -172,7 +170,7 @@ class Recorded:
             for block, _ in blocks:
                 try:
                     together += unpack(self._data("block", block), wanted)
-                except Damaged:
+                except DamagedPart:
                     self._count("block", block)
             together.sort()
             for entry in together:
@@ -220,19 +218,19 @@ class Recorded:
     def is_empty(self, attempt: Attempt) -> bool:
         """Whether only the description of the attempt is left."""
         query = "SELECT 1 FROM {} WHERE attempt = ? LIMIT 1"
-        return not any(self._rows.ask(query.format(table), (attempt.id,), "i") for table in ("block", "checkpoint"))
+        return not any(self._rows.select(query.format(table), (attempt.id,), "i") for table in ("block", "checkpoint"))
 
     def losses(self, attempt: Attempt) -> tuple[int, int]:
         """Number of frames missing because of damage found so far, by their positions, and of those that are there."""
         query = (
             "SELECT id, portion, position, frames FROM block WHERE attempt = ? AND shard <> ? ORDER BY portion LIMIT ?"
         )
-        rows = self._rows.ask(query, (attempt.id, ALERTS, MAX_BLOCKS), "iiii")
+        rows = self._rows.select(query, (attempt.id, ALERTS, MAX_BLOCKS), "iiii")
         blocks = (
             Block(portion, last, count, not self._rows.counted(("block", id_))) for id_, portion, last, count in rows
         )
         query = "SELECT id, position FROM checkpoint WHERE attempt = ? LIMIT ?"
-        rows = self._rows.ask(query, (attempt.id, MAX_BLOCKS), "ii")
+        rows = self._rows.select(query, (attempt.id, MAX_BLOCKS), "ii")
         checkpoints = [position for id_, position in rows if not self._rows.counted(("checkpoint", id_))]
         missing, there = missing_frames(blocks, checkpoints)
         return max(missing - self.dropped(attempt), 0), there
@@ -241,7 +239,7 @@ class Recorded:
         """All recorded changes of alerts in order. Only rows that were added since the last call are read."""
         event = f"CASE WHEN length(event) <= {MAX_EVENT_BYTES} THEN event END"
         query = f"SELECT id, attempt, at_ns, {event} FROM alert WHERE id > ? ORDER BY id LIMIT ?"  # noqa: S608 - our own words
-        rows = self._rows.ask(query, (self._last_alert, MAX_ALERTS - len(self._alerts)), "i???")
+        rows = self._rows.select(query, (self._last_alert, MAX_ALERTS - len(self._alerts)), "i???")
         # Ids are consecutive from the first attempt on; retention removes whole attempts, the oldest first.
         first = [self._last_alert] if self._last_alert or any(attempt.id == 1 for attempt in self.attempts) else []
         ids = [*first, *(row[0] for row in rows)]
@@ -263,19 +261,21 @@ class Recorded:
 
     def dropped(self, attempt: Attempt) -> int:
         """Number of frames that were received and could not be written."""
-        return sum(count for (count,) in self._rows.ask("SELECT frames FROM gap WHERE attempt = ?", (attempt.id,), "i"))
+        return sum(
+            count for (count,) in self._rows.select("SELECT frames FROM gap WHERE attempt = ?", (attempt.id,), "i")
+        )
 
     def frames(self, attempt: Attempt) -> int:
         """Number of frames, for progress bars."""
         query = "SELECT coalesce(sum(frames), 0) FROM block WHERE attempt = ? AND shard <> ?"
-        return sum(count for (count,) in self._rows.ask(query, (attempt.id, ALERTS), "i"))
+        return sum(count for (count,) in self._rows.select(query, (attempt.id, ALERTS), "i"))
 
     def close(self) -> None:
         """Close the file."""
         self._rows.close()
 
     def _attempts(self) -> list[Attempt]:
-        rows = self._rows.ask(
+        rows = self._rows.select(
             "SELECT id, began_ns, run FROM attempt WHERE length(run) <= ? ORDER BY id LIMIT ?",
             (MAX_BLOCK_BYTES, MAX_ATTEMPTS),
             "iib",
@@ -283,7 +283,7 @@ class Recorded:
         described = {number: (began_ns, text) for number, began_ns, text in rows}
         # Frames of an attempt may be readable even if its description is not.
         query = "SELECT attempt FROM block UNION SELECT attempt FROM checkpoint LIMIT ?"
-        there = {number for (number,) in self._rows.ask(query, (MAX_ATTEMPTS,), "i")}
+        there = {number for (number,) in self._rows.select(query, (MAX_ATTEMPTS,), "i")}
         found = []
         for number in sorted(there | described.keys()):
             began_ns, text = described.get(number, (None, b""))
@@ -302,13 +302,13 @@ class Recorded:
         query = (
             "SELECT first_ns, last_ns FROM block WHERE attempt = ? AND last_ns >= first_ns ORDER BY last_ns {} LIMIT 1"
         )
-        first = self._rows.ask(query.format("ASC"), (attempt,), "ii")
-        last = self._rows.ask(query.format("DESC"), (attempt,), "ii")
-        until = self._rows.ask("SELECT until_ns FROM span WHERE attempt = ?", (attempt,), "i")
+        first = self._rows.select(query.format("ASC"), (attempt,), "ii")
+        last = self._rows.select(query.format("DESC"), (attempt,), "ii")
+        until = self._rows.select("SELECT until_ns FROM span WHERE attempt = ?", (attempt,), "i")
         if self._rows.recovered:
             # With frames missing, silence is unknown; and a checkpoint may be all that is left of a part.
             query = "SELECT min(at_ns), max(at_ns) FROM checkpoint WHERE attempt = ? HAVING count(*)"
-            kept = self._rows.ask(query, (attempt,), "ii")
+            kept = self._rows.select(query, (attempt,), "ii")
             times_ns = [at_ns for row in (*first, *last, *kept) for at_ns in row] or [began_ns or 0]
             return min(times_ns), max(times_ns)
         first_ns = first[0][0] if first else began_ns or 0
@@ -317,14 +317,14 @@ class Recorded:
     def _writer(self) -> int | None:
         """Pid of the process that records into the file; None = none that runs on this node."""
         query = "SELECT node, pid, CAST(1000 * pid_created_s AS INTEGER) FROM writer LIMIT ?"
-        found = self._rows.ask(query, (1,), "tii")
+        found = self._rows.select(query, (1,), "tii")
         return next((pid for node, pid, created_ms in found if runs_here(node, pid, created_ms / 1000)), None)
 
     def _read_checkpoints(self, query: str, values: Sequence[int]) -> Iterator[Checkpoint]:
-        for number, at_ns, position in self._rows.ask(query, values, "iii"):
+        for number, at_ns, position in self._rows.select(query, values, "iii"):
             try:
                 messages = unpack_messages(self._data("checkpoint", number))
-            except Damaged:
+            except DamagedPart:
                 self._count("checkpoint", number)
                 continue
             tables = [payload for _, payload in messages if payload.startswith(NO_MESSAGE)]
@@ -359,7 +359,7 @@ class Recorded:
         values += value
         query += " AND (last_ns, portion, shard) > (?, ?, ?) ORDER BY last_ns, portion, shard LIMIT ?"
         after = (-LATEST_NS, 0, 0) if from_ns is None else (from_ns, LATEST_NS, 0)
-        while rows := self._rows.ask(query, (*values, *after, PAGE_ROWS), "iiii"):
+        while rows := self._rows.select(query, (*values, *after, PAGE_ROWS), "iiii"):
             yield from ((block, portion) for block, portion, _, _ in rows)
             _, portion, last_ns, in_shard = rows[-1]
             after = last_ns, portion, in_shard
@@ -367,11 +367,11 @@ class Recorded:
     def _count(self, table: str, number: int) -> None:
         """Count an unreadable row as damage, unless its writer has deleted it since it was found."""
         query = f"SELECT id FROM {table} WHERE id = ?"  # noqa: S608 - our own names
-        if self._rows.ask(query, (number,), "i") or not self._rows.written_since:
+        if self._rows.select(query, (number,), "i") or not self._rows.written_since:
             self._rows.count((table, number))
 
     def _data(self, table: str, number: int) -> bytes:
         query = f"SELECT data FROM {table} WHERE id = ? AND length(data) <= {MAX_BLOCK_BYTES}"  # noqa: S608 - our own names
-        for (data,) in self._rows.ask(query, (number,), "b"):
+        for (data,) in self._rows.select(query, (number,), "b"):
             return bytes(data)
-        raise Damaged("it is not there, or too large")
+        raise DamagedPart("it is not there, or too large")

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from ddpwatch.recording.database import HEADER_BYTES, connect, copy_with_wal, create_tables
-from ddpwatch.recording.schema import LATEST_NS, MAX_BLOCK_BYTES, PAGE_BYTES, TABLES, Torn, Unreadable
+from ddpwatch.recording.schema import LATEST_NS, MAX_BLOCK_BYTES, PAGE_BYTES, TABLES, DamagedFile, Unreadable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -130,7 +130,6 @@ class Block(NamedTuple):
 
     portion: int
     last: int
-    """Position of its last frame."""
     frames: int
     sound: bool
 
@@ -200,14 +199,14 @@ class Rows:
         """Number of unreadable parts by what was read: each counts once, however often it is tried."""
         try:
             self._database = connect(path)
-        except Torn as error:
+        except DamagedFile as error:
             self._recover(error)
         self._opened = self.version
 
     @property
     def version(self) -> int:
         """SQLite's data version, which changes when another process writes."""
-        return next((number for (number,) in self.ask("PRAGMA data_version", (), "i")), 0)
+        return next((number for (number,) in self.select("PRAGMA data_version", (), "i")), 0)
 
     @property
     def written_since(self) -> bool:
@@ -227,7 +226,7 @@ class Rows:
         """Number of unreadable parts of this found so far."""
         return self._damage.get(what, 0)
 
-    def ask(self, query: str, values: Sequence[Any], kinds: str) -> list[tuple[Any, ...]]:
+    def select(self, query: str, values: Sequence[Any], kinds: str) -> list[tuple[Any, ...]]:
         """Rows whose values are of these kinds: i integer, t text, b bytes, ? anything. Others count as damage."""
         asked = (query, *values)
         while True:
@@ -267,7 +266,7 @@ _KINDS: Final = {"i": int, "t": str, "b": bytes, "?": object}
 
 
 def fits(row: Sequence[Any], kinds: str) -> bool:
-    """Whether the values of a row are of these kinds, as in `Rows.ask`, and integers within the bounds of times."""
+    """Whether the values of a row are of these kinds, as in `Rows.select`, and integers within the bounds of times."""
     return all(
         isinstance(value, _KINDS[kind]) and not (isinstance(value, int) and kind == "i" and abs(value) >= LATEST_NS)
         for value, kind in zip(row, kinds, strict=True)

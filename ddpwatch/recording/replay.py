@@ -9,7 +9,7 @@ import time
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ddpwatch.recording.schema import ALERTS_TOPIC
-from ddpwatch.sources.frames import Frame, Tick
+from ddpwatch.sources.frames import TICK_MS, Frame, Tick
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Sequence
@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from ddpwatch.recording.reader import Attempt, Recorded
     from ddpwatch.recording.schema import Entry
 
-TICK_MS: Final = 100
-"""Milliseconds without a frame after which a tick is yielded."""
 SLACK_NS: Final = 1_000_000_000
 """Nanoseconds before a checkpoint from which on frames are read: their position decides, and not their time."""
 MAX_BEHIND_S: Final = 1.0
@@ -145,7 +143,6 @@ class Replay:
         with their times, go to `on_alerts` between the frames.
         """
         self.known: set[int] = {endpoint.rank for endpoint in attempt.run.endpoints}
-        """Ranks that had registered an address."""
         self.here: set[int] = set()
         """Always empty: exits of processes are in the recording."""
         self.refused: dict[int, str] = {}
@@ -156,7 +153,6 @@ class Replay:
         self._recorded, self._on_alerts, self._sleep = recorded, on_alerts, sleep
         self.began_ns, self._after = start
         self._read_ns = self.began_ns - SLACK_NS
-        """Time up to which frames have been read."""
         self.played_ns = self.began_ns
         """Time of the last frame that was yielded."""
         self._next: Entry | None = None

@@ -104,11 +104,11 @@ class Unreadable(UsageError):
     """A file is not a recording, or this version cannot read it."""
 
 
-class Torn(Unreadable):
+class DamagedFile(Unreadable):
     """A damaged recording that SQLite cannot read, or only in part."""
 
 
-class Damaged(Exception):
+class DamagedPart(Exception):
     """One part of a recording cannot be read. Counted, never shown as an error."""
 
 
@@ -139,13 +139,13 @@ def pack(frames: Columns) -> bytes:
 
 
 def unpack(data: bytes, wanted: Callable[[bytes], bool] | None = None) -> list[Entry]:
-    """Decode the frames of a block: all, or those whose topic is wanted. Raises `Damaged`."""
+    """Decode the frames of a block: all, or those whose topic is wanted. Raises `DamagedPart`."""
     block = _decompressed(data, _block_decoder)
     if not len(block.positions) == len(block.times_ns) == len(block.topics) == len(block.payloads):
-        raise Damaged("columns of different length")
+        raise DamagedPart("columns of different length")
     times_ns = list(accumulate(block.times_ns))
     if times_ns and not (min(times_ns) >= 0 and max(times_ns) < LATEST_NS):
-        raise Damaged("a time outside of the bounds")
+        raise DamagedPart("a time outside of the bounds")
     columns = zip(accumulate(block.positions), times_ns, block.topics, block.payloads, strict=True)
     if wanted is None:
         return list(map(Entry._make, columns))
@@ -163,10 +163,10 @@ def pack_messages(messages: Sequence[tuple[int, bytes]]) -> bytes:
 
 
 def unpack_messages(data: bytes) -> list[tuple[int, bytes]]:
-    """Decode the messages of a checkpoint. Raises `Damaged`."""
+    """Decode the messages of a checkpoint. Raises `DamagedPart`."""
     messages = _decompressed(data, _messages_decoder)
     if len(messages.times_ns) != len(messages.payloads):
-        raise Damaged("columns of different length")
+        raise DamagedPart("columns of different length")
     return list(zip(messages.times_ns, messages.payloads, strict=True))
 
 
@@ -177,14 +177,14 @@ def _compressed(message: _Block | _Messages) -> bytes:
 
 
 def _decompressed(data: bytes, decoder: msgspec.msgpack.Decoder[_Decoded]) -> _Decoded:
-    """Decompress up to `MAX_BLOCK_BYTES` and decode. Raises `Damaged`."""
+    """Decompress up to `MAX_BLOCK_BYTES` and decode. Raises `DamagedPart`."""
     try:
         size = zstandard.frame_content_size(data)
         if not 0 <= size <= MAX_BLOCK_BYTES:
-            raise Damaged(f"a block of {size} bytes")
+            raise DamagedPart(f"a block of {size} bytes")
         return decoder.decode(zstandard.ZstdDecompressor().decompress(data))
     except (zstandard.ZstdError, MemoryError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise Damaged(str(error)) from None
+        raise DamagedPart(str(error)) from None
 
 
 class RecordedBy(Struct):

@@ -69,7 +69,6 @@ class Readout:
         self._next = -1
         """Index of the next step to go out; -1 = no step is known."""
         self._compared: Sequence[RankState] = ()
-        """Ranks that were compared at the last check."""
 
     def windows(self, *, unusual: bool = False) -> Iterator[Window]:
         """All aligned steps in order; those with a pause, an evaluation or a skipped update only if `unusual`."""

@@ -60,7 +60,6 @@ class Retention:
     """Removes the oldest part of a recording, by age or by size. Used by the thread that writes it."""
 
     def __init__(self, database: sqlite3.Connection, *, keep_s: float | None, max_bytes: int | None) -> None:
-        """Without limits nothing is removed."""
         self._database = database
         self._keep_s, self._max_bytes = keep_s, max_bytes
         self._due_s = 0.0
@@ -88,7 +87,6 @@ class Retention:
             self._begin_at(*row)
 
     def _shrink(self, upto_bytes: int) -> None:
-        """Remove the oldest part until the rest fits."""
         too_much = self._used_bytes() - upto_bytes
         sizes = self._database.execute(
             "SELECT attempt, last_ns, length(data) FROM block ORDER BY attempt, last_ns, portion, shard"
@@ -147,7 +145,7 @@ class Retention:
         return int(self._database.execute(f"PRAGMA {name}").fetchone()[0])
 
 
-class Shelf:
+class RecordingFile:
     """A recording that is open for writing."""
 
     def __init__(self, path: Path, *, keep_s: float | None, max_bytes: int | None) -> None:
@@ -169,7 +167,7 @@ class Shelf:
             self._database.close()
             raise
         self._retention = Retention(self._database, keep_s=keep_s, max_bytes=max_bytes)
-        self._file = path.stat()
+        self._identity = path.stat()
         self._unused = made
 
     def _read(self) -> None:
@@ -341,12 +339,11 @@ class Shelf:
     def _check_place(self) -> None:
         """Raise `OSError` if the path leads to another file: what is written into an unlinked one is lost."""
         found = self.path.stat()
-        if (found.st_dev, found.st_ino) != (self._file.st_dev, self._file.st_ino):
+        if (found.st_dev, found.st_ino) != (self._identity.st_dev, self._identity.st_ino):
             raise OSError(0, "another file has taken its place")
 
 
 def _is_missing(path: Path) -> bool:
-    """Whether a new recording is to be created there."""
     try:
         found = path.stat()
     except FileNotFoundError:

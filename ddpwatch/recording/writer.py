@@ -19,7 +19,7 @@ from ddpwatch.core.alerts.recorded import write_alerts
 from ddpwatch.core.limits import DEFAULTS, changed
 from ddpwatch.core.state.checkpoint import checkpoint_messages
 from ddpwatch.recording.schema import ALERTS_TOPIC, NO_RANK, SHARD_RANKS, Columns, RecordedBy
-from ddpwatch.recording.storage import Shelf
+from ddpwatch.recording.storage import RecordingFile
 from ddpwatch.rundir import Endpoint
 from ddpwatch.version import VERSION
 from ddpwatch.wire import MAX_FRAME_BYTES
@@ -70,9 +70,7 @@ class Portion:
     shards: dict[int, Columns] = field(default_factory=dict)
     alerts: list[tuple[int, AlertEvent]] = field(default_factory=list)
     texts: Columns = field(default_factory=Columns)
-    """Texts of open alerts."""
     checkpoint: tuple[int, int, list[tuple[int, bytes]]] | None = None
-    """Time, position and messages."""
     until_ns: int = 0
     """Time up to which the run was followed."""
     missed: int = 0
@@ -105,16 +103,14 @@ class Recorder:
         self.reason = ""
         """The last error of SQLite or the system; empty = none."""
         self.written = 0
-        """Number of frames on disk."""
         self._say = say
-        self._shelf = Shelf(path, keep_s=keep_s, max_bytes=max_bytes)
+        self._file = RecordingFile(path, keep_s=keep_s, max_bytes=max_bytes)
         # Not before existing content, even if the clock was set back meanwhile.
-        self._unix_ns = max(time.time_ns(), self._shelf.last_ns + 1) - time.monotonic_ns()
-        self.goes_on = self._shelf.next_position > 0
-        """Whether the file had frames already."""
+        self._unix_ns = max(time.time_ns(), self._file.last_ns + 1) - time.monotonic_ns()
+        self.goes_on = self._file.next_position > 0
         self._portion: Portion | None = None
-        self._position = self._shelf.next_position
-        self._number = self._shelf.next_portion
+        self._position = self._file.next_position
+        self._number = self._file.next_portion
         self._judged = RecordedBy(VERSION)
         self._world = 0
         self._placed: set[int] = set()
@@ -145,19 +141,18 @@ class Recorder:
         self._due_ns = now_ns + PORTION_NS
         self.checkpoint_soon()
 
-    def add(self, frames: Iterable[Frame], ranks: Iterable[int | None]) -> None:
+    def add(self, frames: Sequence[Frame], ranks: Iterable[int | None]) -> None:
         """Record frames, each with the rank that it claims to be from."""
         assert self._portion is not None, "begin() comes first"
-        shards, unix_ns, world, position = self._portion.shards, self._unix_ns, self._world, self._position
-        first, size = position, 0
-        for (topic, payload, received_ns), rank in zip(frames, ranks, strict=True):
-            if received_ns >= self._due_ns + PORTION_NS:
-                # `rest` was not called for long: a portion that spans all of it could not be found by time.
-                self._count(position - first, size)
-                first, size = position, 0
-                self._enqueue(self._due_ns)
-                self._due_ns = received_ns + PORTION_NS
-                shards = self._portion.shards
+        if frames and frames[0].received_ns >= self._due_ns + PORTION_NS:
+            # `rest` was not called for long: a portion that spans all of it could not be found by time.
+            self._enqueue(self._due_ns)
+            self._due_ns = frames[0].received_ns + PORTION_NS
+        portion, unix_ns, world, size = self._portion, self._unix_ns, self._world, 0
+        shards = portion.shards
+        for position, ((topic, payload, received_ns), rank) in enumerate(
+            zip(frames, ranks, strict=True), self._position
+        ):
             shard = rank // SHARD_RANKS if rank is not None and 0 <= rank < world and topic != b"log" else NO_RANK
             kept = shards.get(shard)
             if kept is None:
@@ -166,15 +161,10 @@ class Recorder:
             kept.times_ns.append(unix_ns + received_ns)
             kept.topics.append(topic)
             kept.payloads.append(payload)
-            position += 1
             size += len(payload)
-        self._count(position - first, size)
-
-    def _count(self, frames: int, size: int) -> None:
-        assert self._portion is not None
-        self._position += frames
-        self._portion.frames += frames
-        self._portion.bytes += size
+        self._position += len(frames)
+        portion.frames += len(frames)
+        portion.bytes += size
 
     def tell(self, events: Sequence[AlertEvent], now_ns: int) -> None:
         """Record changes of alerts."""
@@ -224,7 +214,7 @@ class Recorder:
             self._closing = True
             self._wake.notify()
         self._thread.join()
-        self._shelf.close()
+        self._file.close()
 
     def _complete(self, portion: Portion, state: RunState, now_ns: int, alerts: Iterable[Alert]) -> None:
         enough = max(CHECKPOINT_FRAMES, CHECKPOINT_FRAMES_PER_RANK * len(state.ranks))
@@ -324,7 +314,7 @@ class Recorder:
     def _write(self, portion: Portion) -> bool:
         """Write a portion; returns whether it is done with."""
         try:
-            self._shelf.put(portion)
+            self._file.put(portion)
         except (sqlite3.Error, OSError) as error:
             self.reason = getattr(error, "strerror", None) or str(error)
             self._say_trouble(f"cannot write {self.path}: {self.reason}; watching goes on, writing is tried again")

@@ -49,7 +49,7 @@ GPU_EVERY_NS: Final = 2_000_000_000
 """Upper bound of the interval between GPU readings, in nanoseconds; limits how far back they are read."""
 
 
-def fill_in(recorded: Recorded, attempt: Attempt, state: RunState, before_ns: int) -> Iterator[bool]:
+def backfill_steps(recorded: Recorded, attempt: Attempt, state: RunState, before_ns: int) -> Iterator[bool]:
     """Add the steps before a moment, as far back as rings hold. Yields True when steps are complete, else False."""
     reach_ns, oldest = before_ns, None
     # If a portion brings nothing, older steps were lost.
@@ -62,7 +62,7 @@ def fill_in(recorded: Recorded, attempt: Attempt, state: RunState, before_ns: in
         entries = recorded.entries(attempt, from_ns=from_ns, upto_ns=reach_ns + LATE_NS)
         known = () if checkpoint is None else checkpoint.payloads
         for number, payload in enumerate(chain((entry.payload for entry in entries), known), 1):
-            recall(state, payload)
+            take_older_steps(state, payload)
             if number % AT_ONCE == 0:
                 yield False
         for table in () if checkpoint is None else checkpoint.tables:
@@ -74,7 +74,7 @@ def fill_in(recorded: Recorded, attempt: Attempt, state: RunState, before_ns: in
         reach_ns = min(from_ns, max((ns for ns in ended_ns if ns is not None), default=from_ns))
 
 
-def fill_in_gpus(recorded: Recorded, attempt: Attempt, state: RunState, before_ns: int) -> Iterator[bool]:
+def backfill_gpus(recorded: Recorded, attempt: Attempt, state: RunState, before_ns: int) -> Iterator[bool]:
     """Add the GPU readings before a moment. Yields True when a history got longer, and False in between."""
     kept = max((rank.gpus.kept for rank in state.ranks.values() if rank.gpus.histories), default=0)
     oldest_ns = max(attempt.first_ns - 1, before_ns - kept * GPU_EVERY_NS)
@@ -100,7 +100,7 @@ def _has_gpus(topic: bytes) -> bool:
     return topic == TOPICS[Gpus] or topic.startswith(SNAP_PREFIX)
 
 
-class _Bearer(Struct):
+class _GpuFields(Struct):
     """The GPU fields of any message: `Beat` and `Snap` have readings of one moment, `Gpus` is one."""
 
     rank: Rank
@@ -109,27 +109,27 @@ class _Bearer(Struct):
     gpu_moments: list[GpuMoment] = []
 
 
-_decoder: Final = msgspec.msgpack.Decoder(_Bearer)
+_decoder: Final = msgspec.msgpack.Decoder(_GpuFields)
 
 
 def _keep_readings(read: dict[int, list[GpuReadings | GpuMoment]], payload: bytes) -> None:
     try:
-        bearer = _decoder.decode(payload)
+        message = _decoder.decode(payload)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return
-    readings = read.setdefault(bearer.rank, [])
-    readings.extend(bearer.gpu_moments)
-    if isinstance(bearer.gpus, GpuReadings):
-        readings.append(bearer.gpus)
-    elif bearer.gpus is not None:
-        readings.append(GpuReadings(bearer.mono_ns, bearer.gpus))
+    readings = read.setdefault(message.rank, [])
+    readings.extend(message.gpu_moments)
+    if isinstance(message.gpus, GpuReadings):
+        readings.append(message.gpus)
+    elif message.gpus is not None:
+        readings.append(GpuReadings(message.mono_ns, message.gpus))
 
 
 def _gpus_have_room(state: RunState) -> bool:
     return any(history.room for rank in state.ranks.values() for history in rank.gpus.histories.values())
 
 
-def recall(state: RunState, payload: bytes) -> None:
+def take_older_steps(state: RunState, payload: bytes) -> None:
     """Take only the finished steps from a message that is older than the state."""
     try:
         message = decode(payload)

@@ -9,14 +9,14 @@ from collections import deque
 from typing import TYPE_CHECKING, Final, Protocol
 
 from ddpwatch.core.alerts.model import KEPT_EVENTS
-from ddpwatch.core.diagnosis.early_exit import blame_to_come
+from ddpwatch.core.diagnosis.early_exit import root_cause_pending
 from ddpwatch.core.limits import DEFAULTS, Limits
 from ddpwatch.core.monitor import Monitor
 from ddpwatch.core.state.rank import Place
 from ddpwatch.core.state.run import RunState
 from ddpwatch.sources.connections import NO_ANSWER
-from ddpwatch.sources.frames import Frame
-from ddpwatch.sources.live import TICK_MS, Live
+from ddpwatch.sources.frames import TICK_MS, Frame
+from ddpwatch.sources.live import Live
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -199,12 +199,12 @@ class RunFollower:
         if state.relay is not None and state.relay.ended:
             return True
         if self.said_goodbye:
-            return not blame_to_come(state)
+            return not root_cause_pending(state)
         over = (
             _has_left(rank) or (rank.rank not in here and state.condition(rank) in {"missing", "silent"})
             for rank in self._ranks
         )
-        return all(over) and (self._silent_long_enough if here else self._left_alone) and not blame_to_come(state)
+        return all(over) and (self._silent_long_enough if here else self._left_alone) and not root_cause_pending(state)
 
     @property
     def _silent_long_enough(self) -> bool:

@@ -15,10 +15,10 @@ from ddpwatch.core.limits import DEFAULTS, Limits
 from ddpwatch.core.metrics.window import older_may_count
 from ddpwatch.core.monitor import Monitor
 from ddpwatch.recording.alerts import Opened, opened_alerts
-from ddpwatch.recording.moments import NoMoment, clock_of, passed_of, span_text
+from ddpwatch.recording.moments import NoMoment, parse_clock, parse_offset, span_text
 from ddpwatch.recording.replay import Pace, Reel, Replay, Span
 from ddpwatch.recording.steps import WholeRun
-from ddpwatch.session.backfill import fill_in, fill_in_gpus
+from ddpwatch.session.backfill import backfill_gpus, backfill_steps
 from ddpwatch.session.follow import RunFollower
 
 if TYPE_CHECKING:
@@ -91,7 +91,6 @@ class Playback:
         """Index of its attempt."""
         self._sights: dict[int, tuple[Attempt, int]] = {}
         self.opened: tuple[Opened, ...] = ()
-        """The openings of alerts, in order."""
         self.reel = self._scan()
         self.pace = Pace(self.reel.spans[0].first_ns, speed, playing=playing, clock=clock)
         self._source: Replay | None = None
@@ -100,7 +99,6 @@ class Playback:
         """What replaces `follows`, its source, alerts and `place` when the seek arrives."""
         self._filling: Iterator[Filled] | None = None
         self._older_steps: Iterator[Filled] = iter(())
-        """The first part of `_filling`."""
         self._whole: WholeRun | None = None
         self._from_ns = self._wanted_ns = 0
         self.seeking = False
@@ -147,10 +145,10 @@ class Playback:
         """Parse a moment; raises `NoMoment` with the time that the recording covers."""
         reel = self.reel
         try:
-            passed_ns = passed_of(text, reel.total_ns)
+            passed_ns = parse_offset(text, reel.total_ns)
             if passed_ns is not None:
                 return reel.at(passed_ns)
-            return reel.clamp(clock_of(text, reel.spans[0].first_ns, reel.spans[-1].last_ns, zone, near_ns))
+            return reel.clamp(parse_clock(text, reel.spans[0].first_ns, reel.spans[-1].last_ns, zone, near_ns))
         except NoMoment as error:
             raise NoMoment(f"{error}; it was recorded {self._covered(zone)}") from None
 
@@ -279,7 +277,6 @@ class Playback:
         self.recorded.close()
 
     def _scan(self) -> Reel:
-        """Read the alerts and the spans of the attempts."""
         self.opened = opened_alerts(self.recorded)
         return Reel([self._span(attempt) for attempt in self.recorded.attempts])
 
@@ -304,8 +301,8 @@ class Playback:
             self.follows, self._source, self._engine, self.place = self._coming
             self._coming = None
             where = self.recorded, self._source.attempt, follower.monitor.state, self._source.began_ns
-            self._older_steps = ("steps" if whole else "" for whole in fill_in(*where))
-            self._filling = chain(self._older_steps, ("gpus" if longer else "" for longer in fill_in_gpus(*where)))
+            self._older_steps = ("steps" if whole else "" for whole in backfill_steps(*where))
+            self._filling = chain(self._older_steps, ("gpus" if longer else "" for longer in backfill_gpus(*where)))
         self.seeking = False
         self.pace.hold(False)
 

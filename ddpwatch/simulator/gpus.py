@@ -1,5 +1,7 @@
-"""GPUs of a made-up run, one for each rank. Their figures follow the steps: who is slow to compute is too hot, who
-waits in the all-reduce is at 100 %, who waits for data is not. The same moment of a run always has the same figures.
+"""GPUs of a synthetic run, one per rank, with figures that follow the steps.
+
+A rank that computes slowly is hot, one that waits in the all-reduce is at 100 %, one that waits for data is not.
+Figures are a function of the time.
 """
 
 from __future__ import annotations
@@ -23,23 +25,22 @@ MEMORY_MHZ: Final = 2619
 LIMIT_MW: Final = 700_000
 EVERY_NS: Final = 1_000_000_000
 UNSEEN_PERCENT: Final = 4.0
-"""Pauses that are too short for the driver to see."""
+"""Utilization added for pauses that are too short for the driver to see."""
 _COMPUTING: Final = ("forward", "backward")
 _FLICKERS: Final = 1024
 
 
-class MadeGpus:
+class SimulatedGpus:
     """All GPUs of the run."""
 
     def __init__(self, world_size: int, ranks_per_host: int, seed: int) -> None:
-        """One for each rank."""
-        chance = np.random.default_rng(seed + 1)
+        rng = np.random.default_rng(seed + 1)
         self._ranks_per_host = ranks_per_host
-        self._flicker: list[float] = chance.normal(0.0, 1.0, _FLICKERS).tolist()
-        self._extra_bytes: list[int] = (chance.uniform(0.0, 1.5, world_size) * (1 << 30)).astype(np.int64).tolist()
+        self._flicker: list[float] = rng.normal(0.0, 1.0, _FLICKERS).tolist()
+        self._extra_bytes: list[int] = (rng.uniform(0.0, 1.5, world_size) * (1 << 30)).astype(np.int64).tolist()
 
     def gpu(self, rank: int, pid: int, step: wire.Step, faults: Sequence[Fault], now_ns: int) -> wire.Gpu:
-        """The GPU of a rank around the end of this step, which these faults have hit."""
+        """GPU of a rank at the end of this step, which these faults affect."""
         local = rank % self._ranks_per_host
         device = f"cuda:{local}"
         flicker = self._flicker[(now_ns // EVERY_NS + 37 * rank) % _FLICKERS]
@@ -68,7 +69,7 @@ class MadeGpus:
     def moments(
         self, rank: int, steps: Sequence[wire.Step], faults_at: Callable[[int], Sequence[Fault]]
     ) -> list[wire.GpuMoment]:
-        """What is remembered of the GPU: about one moment for each second of these steps."""
+        """History of a GPU: about one moment for each second of these steps."""
         moments: list[wire.GpuMoment] = []
         last = -1
         for step in steps:
@@ -81,6 +82,6 @@ class MadeGpus:
 
 
 def _slower(rank: int, faults: Sequence[Fault]) -> float:
-    """How many times longer the rank computes than it would: as much lower are its clocks."""
+    """Factor by which the rank's computation is slower, and its clocks lower."""
     healthy = sum(PROFILE[phase] for phase in _COMPUTING)
     return 1.0 + sum(fault.size for fault in faults if rank in fault.ranks and fault.phase in _COMPUTING) / healthy

@@ -1,7 +1,7 @@
-"""A made-up run with chosen noise and faults, which speaks through the same frames as a real agent.
+"""Synthetic step durations of all ranks of a run, with chosen noise and faults.
 
-It plays synchronous DDP: every rank works on its own, then waits at the all-reduce for the last one to arrive. What a
-rank does after the all-reduce (its optimizer) makes it late in the next step, as in a real job.
+Simulates synchronous DDP: each rank works by itself, then waits in the all-reduce for the last one to arrive. Work
+after the all-reduce (the optimizer) delays the rank in the next step, as in a real job.
 """
 
 from __future__ import annotations
@@ -12,17 +12,16 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from ddpwatch import wire
-from ddpwatch.sources.frames import Frame
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
     FloatArray = NDArray[np.float64]
 
 PROFILE: Final = {"data": 0.05, "forward": 0.27, "backward": 0.50, "optimizer": 0.08, "other": 0.05}
-"""Shares of a step's own work and, for the rest, its wire, in a job like many."""
+"""Fractions of a typical step by phase; the rest is its wire time."""
 ALWAYS: Final = 1
 EVALUATION_STEPS: Final = 10.0
 _PHASES: Final = wire.PHASES
@@ -32,21 +31,21 @@ _OPTIMIZER: Final = _PHASES.index("optimizer")
 
 @dataclass(frozen=True)
 class Fault:
-    """Something that makes ranks slow."""
+    """A slowdown of some ranks."""
 
     ranks: tuple[int, ...]
     phase: str
     size: float
-    """Time added to each step that is hit, as a part of a healthy step."""
+    """Time added to each affected step, as a fraction of a healthy step."""
     onset: int = 60
-    """First step that is hit."""
+    """First affected step."""
     every: int = ALWAYS
-    """Hits each so-manieth step."""
+    """Period in steps: one affected step in each."""
     burst: tuple[int, int] | None = None
-    """Steps on and steps off in turn; None = no pauses."""
+    """Alternating numbers of affected and unaffected steps; None = no pauses."""
 
     def hits(self, steps: int) -> NDArray[np.bool_]:
-        """Which steps are hit."""
+        """Which steps are affected."""
         since = np.arange(steps) - self.onset
         hit: NDArray[np.bool_] = (since >= 0) & (since % self.every == 0)
         if self.burst is not None:
@@ -56,40 +55,40 @@ class Fault:
 
 
 @dataclass(frozen=True)
-class Chapter:
-    """Part of a story: a stretch of a run with the same faults throughout."""
+class Segment:
+    """Part of a schedule: a stretch of a run with the same faults throughout."""
 
     length: float
-    """In steps, or in seconds where a clock tells how far the story is."""
+    """In steps, or in seconds where a clock drives the schedule."""
     faults: tuple[Fault, ...] = ()
-    """Their onset counts from any step at which the chapter is entered, so it must be 0."""
+    """Their onset must be 0: a segment may be entered at any step."""
 
 
-def chapter_at(story: Sequence[Chapter], position: float) -> tuple[int, float]:
-    """Number of the chapter at a position of a story that repeats for ever, and how much of that chapter is left."""
-    into = position % sum(chapter.length for chapter in story)
-    for number, chapter in enumerate(story):
-        if into < chapter.length:
-            return number, chapter.length - into
-        into -= chapter.length
-    return len(story) - 1, 0.0
+def segment_at(schedule: Sequence[Segment], position: float) -> tuple[int, float]:
+    """Index of the segment at a position of a schedule that repeats forever, and the rest of its length."""
+    into = position % sum(segment.length for segment in schedule)
+    for number, segment in enumerate(schedule):
+        if into < segment.length:
+            return number, segment.length - into
+        into -= segment.length
+    return len(schedule) - 1, 0.0
 
 
 @dataclass(frozen=True)
 class Scenario:
-    """What is made up, and therefore known: the ground truth of the run."""
+    """Parameters of a synthetic run: its ground truth."""
 
     world_size: int
     steps: int = 200
     step_ms: float = 100.0
     noise: float = 0.02
-    """Spread of each phase of each step: sigma of a log-normal factor."""
+    """Sigma of the log-normal factor of each phase of each step."""
     spikes: float = 0.004
-    """How many steps of a rank hold a pause of the garbage collector."""
+    """Fraction of a rank's steps with a garbage collection pause."""
     drift: float = 0.002
     """Random walk of the whole job's speed, per step."""
     evaluate_every: int = 0
-    """Every so many steps all ranks evaluate for as long as ten steps take; 0 = never."""
+    """Interval in steps at which all ranks evaluate for the time of ten steps; 0 = never."""
     batch: int = 32
     ranks_per_host: int = 8
     faults: tuple[Fault, ...] = ()
@@ -117,11 +116,11 @@ class Scenario:
         return durations
 
     def evaluates_in(self, index: int) -> bool:
-        """Whether a step holds an evaluation."""
+        """Whether a step contains an evaluation."""
         return bool(self.evaluate_every) and index % self.evaluate_every == self.evaluate_every - 1
 
     def _sync(self, rng: np.random.Generator, work: FloatArray) -> FloatArray:
-        """How long each rank is in the all-reduce: until the last has arrived, and then the wire's time."""
+        """Time of each rank in the all-reduce: until the last rank arrives, plus the wire time."""
         late = np.zeros((self.world_size, self.steps))
         late[:, 1:] = work[:, _OPTIMIZER, :-1]
         arrival = work.sum(axis=1) - work[:, _OPTIMIZER] - work[:, _SYNC] + late
@@ -131,77 +130,12 @@ class Scenario:
         return sync
 
 
-def frames(scenario: Scenario, *, flush_steps: int = 5) -> Iterator[Frame]:
-    """The run as its ranks would publish it, in the order of a job that is not held up by its network."""
-    durations_ns = scenario.phases_ns()
-    ends_ns = durations_ns.sum(axis=1).cumsum(axis=1)
-    seqs = [0] * scenario.world_size
-    for first in range(0, scenario.steps, flush_steps):
-        last = min(first + flush_steps, scenario.steps)
-        for rank in range(scenario.world_size):
-            now_ns = int(ends_ns[rank, last - 1])
-            if first == 0:
-                seqs[rank] += 1
-                yield _frame(_hello(scenario, rank, seqs[rank]), now_ns)
-            seqs[rank] += 2
-            steps = [
-                simulated_step(
-                    index, int(ends_ns[rank, index]), durations_ns[rank, :, index].tolist(), scenario.batch,
-                    flags=wire.EVALUATED if scenario.evaluates_in(index) else 0,
-                )
-                for index in range(first, last)
-            ]  # fmt: skip
-            yield _frame(wire.Steps(rank=rank, seq=seqs[rank] - 1, steps=steps), now_ns)
-            yield _frame(_beat(rank, seqs[rank], last, now_ns), now_ns)
-
-
-def host_of(scenario: Scenario, rank: int) -> str:
-    """The name of the host that a rank is on."""
-    return f"node-{rank // scenario.ranks_per_host}"
-
-
-def _frame(message: wire.Message, now_ns: int) -> Frame:
-    return Frame(wire.TOPICS[type(message)], wire.encode(message), now_ns)
-
-
-def _hello(scenario: Scenario, rank: int, seq: int) -> wire.Hello:
-    return wire.Hello(
-        rank=rank,
-        seq=seq,
-        wire_version=wire.WIRE_VERSION,
-        agent_version="simulated",
-        run_id=f"{scenario.seed:08x}",
-        run_name="simulated",
-        attempt=0,
-        world_size=scenario.world_size,
-        local_rank=rank % scenario.ranks_per_host,
-        host=host_of(scenario, rank),
-        pid=1000 + rank,
-        started_unix_ns=0,
-        mono_ns=0,
-        backend="simulated",
-        kind="ddp",
-        model="simulated",
-    )
-
-
 def simulated_step(
-    index: int,
-    end_ns: int,
-    phases_ns: Sequence[int],
-    batch: int,
-    *,
-    flags: int = 0,
-    busy_ns: int = 0,
-    comm_bytes: int = 0,
+    index: int, end_ns: int, phases: Sequence[int], batch: int, *, flags: int = 0, busy_ns: int = 0, comm_bytes: int = 0
 ) -> wire.Step:
-    """One step of one rank; the phases in the order of `wire.PHASES`."""
-    data_ns, forward_ns, backward_ns, sync_ns, optimizer_ns, other_ns = phases_ns
+    """One step of one rank; the phases in nanoseconds, in the order of `wire.PHASES`."""
+    data_ns, forward_ns, backward_ns, sync_ns, optimizer_ns, other_ns = phases
     return wire.Step(
         index, end_ns, data_ns, forward_ns, backward_ns, sync_ns, optimizer_ns, other_ns, samples=batch, batch=batch,
         backwards=1, flags=flags, busy_ns=busy_ns, comm_bytes=comm_bytes,
     )  # fmt: skip
-
-
-def _beat(rank: int, seq: int, step: int, now_ns: int) -> wire.Beat:
-    return wire.Beat(rank=rank, seq=seq, mono_ns=now_ns, step=step, phase=_SYNC, phase_ns=0, rss_bytes=1 << 30)

@@ -1,9 +1,7 @@
-"""The steps of a made-up run that never ends: chapters of health and of faults, in turn. Reads no clock.
+"""A synthetic run without end: steps generated in chunks by `Scenario`, published as agents would. Reads no clock.
 
-They are made up in chunks by `synthetic.Scenario` and forgotten when nobody needs them any more, so hours take no more
-memory than minutes. Numbers and clocks go on from one chunk to the next without a seam.
-
-A made-up run that never ends, told in turns as its agents would tell it. Reads no clock and knows no socket.
+Chunks are dropped when they are not needed, so that memory stays constant. Step numbers and clocks continue from one
+chunk to the next.
 """
 
 from __future__ import annotations
@@ -16,8 +14,8 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from ddpwatch import wire
-from ddpwatch.simulator.gpus import EVERY_NS, MadeGpus
-from ddpwatch.simulator.scenario import Chapter, Fault, Scenario, chapter_at, simulated_step
+from ddpwatch.simulator.gpus import EVERY_NS, SimulatedGpus
+from ddpwatch.simulator.scenario import Fault, Scenario, Segment, segment_at, simulated_step
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,63 +24,74 @@ if TYPE_CHECKING:
 
     IntArray = NDArray[np.int64]
 
+RANKS_PER_HOST: Final = 8
 CHUNK_STEPS: Final = 50
 CHUNK_CELLS: Final = 1 << 16
-"""Steps of all ranks that are made up at a time: a few milliseconds of work."""
+"""Maximum number of steps times ranks that are generated at once: a few milliseconds of work."""
 NOISE: Final = 0.015
 SPIKES: Final = 0.04
-"""Part of the steps in which any rank at all pauses; the more ranks, the rarer for each."""
+"""Fraction of the steps in which any rank pauses; with more ranks it is rarer for each."""
 WAVE: Final = 0.02
+"""Amplitude of the slow oscillation of the whole job's speed."""
 WAVE_STEPS: Final = 3000
-"""The whole job's speed comes and goes a little."""
+"""Period of this oscillation."""
 BATCH: Final = 32
 PARAMETERS: Final = 25_557_032
+BUCKETS: Final = 5
 BUCKETS_BEGIN: Final = 0.2
-"""Part of the backward pass after which the first gradients are ready."""
+"""Fraction of the backward pass after which the first gradients are ready."""
 ROUNDS_BEFORE: Final = 10
-"""How often the story was told before anybody came."""
+"""Number of repetitions of the schedule before the run is observed."""
 INTO_FIRST_FAULT: Final = 100
+FLUSH_NS: Final = 250_000_000
+FLUSH_MANY_NS: Final = 1_000_000_000
+MANY_RANKS: Final = 256
+"""Above this number of ranks, agents publish once a second."""
+HELLO_NS: Final = 5_000_000_000
+GROUPS: Final = 16
+"""Ranks publish in this number of groups, in turn: neither one burst nor a thousand wakeups a second."""
+CORES: Final = 12
+"""CPU cores of each rank."""
 _BACKWARD: Final = wire.PHASES.index("backward")
 _SYNC: Final = wire.PHASES.index("sync")
 _OPTIMIZER: Final = wire.PHASES.index("optimizer")
 
 
-def story_of(world_size: int, ranks_per_host: int) -> tuple[Chapter, ...]:
-    """A rank that waits for data, one that is slow in backward and, where there are several, a slow host; with pauses.
-
-    It begins with health.
+def default_schedule(world_size: int) -> tuple[Segment, ...]:
+    """Healthy segments, alternating with a rank that waits for data, one that is slow in backward and, with three or
+    more hosts, a slow host.
     """
     if world_size == 1:
-        return (Chapter(200),)
+        return (Segment(200),)
     late, slow = world_size // 3, 2 * world_size // 3
-    story = (
-        Chapter(200),
-        Chapter(250, (Fault((late,), "data", 0.35, onset=0),)),
-        Chapter(200),
-        Chapter(250, (Fault((slow,), "backward", 0.25, onset=0),)),
+    schedule = (
+        Segment(200),
+        Segment(250, (Fault((late,), "data", 0.35, onset=0),)),
+        Segment(200),
+        Segment(250, (Fault((slow,), "backward", 0.25, onset=0),)),
     )
-    hosts = world_size // ranks_per_host
+    hosts = world_size // RANKS_PER_HOST
     if hosts < 3:
-        return story
-    hot = tuple(range(hosts // 2 * ranks_per_host, (hosts // 2 + 1) * ranks_per_host))
+        return schedule
+    hot = tuple(range(hosts // 2 * RANKS_PER_HOST, (hosts // 2 + 1) * RANKS_PER_HOST))
     heat = tuple(Fault(hot, phase, size, onset=0) for phase, size in (("forward", 0.06), ("backward", 0.12)))
-    return (*story, Chapter(200), Chapter(250, heat))
+    return (*schedule, Segment(200), Segment(250, heat))
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """Steps of all ranks that follow each other."""
+    """Consecutive steps of all ranks."""
 
     first: int
     end: int
     """One more than the last."""
     durations_ns: IntArray
-    """(rank, step, phase)"""
+    """(rank, step, phase)."""
     ends_ns: IntArray
-    """(rank, step)"""
+    """(rank, step)."""
 
     def steps(self, rank: int, first: int, end: int) -> list[wire.Step]:
-        """Those of a rank that are in the range."""
+        """Steps of a rank within the range."""
         low, high = max(first, self.first), min(end, self.end)
         if low >= high:
             return []
@@ -97,48 +106,48 @@ class Chunk:
         ]  # fmt: skip
 
 
-class Course:
-    """All steps of all ranks from the history on. It is made further as it is asked for."""
+class StepGenerator:
+    """Steps of all ranks, generated on demand."""
 
     def __init__(
-        self, world_size: int, story: Sequence[Chapter], *, now_ns: int, history_steps: int, step_ms: float, seed: int
+        self, world_size: int, schedule: Sequence[Segment], now_ns: int, history_steps: int, step_ms: float, seed: int
     ) -> None:
-        """Let a history of so many steps end now: in the story's first fault, after many times that it was told."""
-        self._world_size, self._story, self._step_ms, self._seed = world_size, tuple(story), step_ms, seed
-        round_steps = sum(int(chapter.length) for chapter in self._story)
+        """Begin with `history_steps` steps that end now, within the schedule's first fault after some repetitions."""
+        self._world_size, self._schedule, self._step_ms, self._seed = world_size, tuple(schedule), step_ms, seed
+        round_steps = sum(int(segment.length) for segment in self._schedule)
         self._chunks: deque[Chunk] = deque()
         self._base_ns = np.zeros(world_size, dtype=np.int64)
-        """When each rank's last step that is made up ends."""
-        into = int(self._story[0].length) + INTO_FIRST_FAULT if len(self._story) > 1 else 0
+        """End of each rank's last generated step."""
+        into = int(self._schedule[0].length) + INTO_FIRST_FAULT if len(self._schedule) > 1 else 0
         self.begin = ROUNDS_BEFORE * max(round_steps, wire.MAX_SNAP_STEPS) // round_steps * round_steps + into
         """First step after the history."""
         self._made = self.begin - history_steps
         while self._made < self.begin:
             self._make(self.begin - self._made)
-        # On a clock that has not run for as long as the history, this moment lies a little later than now.
+        # A clock younger than the history puts this moment a little later than now.
         self.begin_ns = max(now_ns, int(self._base_ns.max()))
-        """When the history has just ended on all ranks."""
+        """When all ranks have finished the history."""
         shift_ns = self.begin_ns - int(self._base_ns.max())
         self._base_ns = self._base_ns + shift_ns
         for chunk in self._chunks:
             np.add(chunk.ends_ns, shift_ns, out=chunk.ends_ns)
 
     def reach(self, now_ns: int) -> None:
-        """Make steps until all ranks are in the middle of one."""
+        """Generate steps until all ranks are in the middle of one."""
         while self._base_ns.min() <= now_ns:
             self._make(CHUNK_STEPS)
 
     def forget(self, before: int) -> None:
-        """Nobody will ask for steps before this one any more."""
+        """Drop steps before this one."""
         while self._chunks[0].end <= before:
             self._chunks.popleft()
 
     def between(self, rank: int, first: int, end: int) -> list[wire.Step]:
-        """A rank's steps in the range, of those that are not forgotten."""
+        """Steps of a rank within the range that are not dropped."""
         return [step for chunk in self._chunks for step in chunk.steps(rank, first, end)]
 
     def finished(self, rank: int, first: int, now_ns: int) -> list[wire.Step]:
-        """A rank's steps from one on that have ended by now."""
+        """Steps of a rank from `first` on that have ended by now."""
         steps: list[wire.Step] = []
         for chunk in self._since(first):
             done = chunk.first + int(np.searchsorted(chunk.ends_ns[rank], now_ns, side="right"))
@@ -148,7 +157,7 @@ class Course:
         return steps
 
     def under_way(self, rank: int, index: int, now_ns: int) -> tuple[int, int]:
-        """The phase that a rank is in, being in this step, and for how long it has been."""
+        """Current phase of a rank in this step, and the time since the phase began."""
         chunks = self._since(index)
         if not chunks:
             return 0, 0
@@ -162,29 +171,24 @@ class Course:
         return len(durations_ns) - 1, into_ns
 
     def faults_at(self, index: int) -> tuple[Fault, ...]:
-        """What is wrong in a step."""
-        return self._story[chapter_at(self._story, index)[0]].faults
+        """Faults in a step."""
+        return self._schedule[segment_at(self._schedule, index)[0]].faults
 
     def _since(self, index: int) -> list[Chunk]:
-        """The chunks from the one with this step on. It is one of the last."""
-        chunks: list[Chunk] = []
-        for chunk in reversed(self._chunks):
-            if chunk.end <= index:
-                break
-            chunks.append(chunk)
-        chunks.reverse()
-        return chunks
+        """The chunks from the one with this step on."""
+        return [chunk for chunk in self._chunks if chunk.end > index]
 
     def _make(self, most: int) -> None:
-        """Make up the next steps, at most so many and not beyond the chapter."""
-        chapter, left = chapter_at(self._story, self._made)
+        """Generate the next steps, at most `most` and within one segment."""
+        segment, left = segment_at(self._schedule, self._made)
         steps = min(most, int(left), CHUNK_STEPS, max(1, CHUNK_CELLS // self._world_size))
         wave = 1.0 + WAVE * math.sin(2 * math.pi * self._made / WAVE_STEPS)
-        durations_ns = Scenario(
-            self._world_size, steps=steps, step_ms=self._step_ms * wave, noise=NOISE, drift=0.0,
-            spikes=SPIKES / self._world_size, faults=self._story[chapter].faults, seed=self._seed * 2**32 + self._made,
-        ).phases_ns()  # fmt: skip
-        # The scenario lets all ranks begin together. Here they begin where the last chunk has left them.
+        scenario = Scenario(
+            self._world_size, steps=steps, step_ms=self._step_ms * wave, noise=NOISE, spikes=SPIKES / self._world_size,
+            drift=0.0, faults=self._schedule[segment].faults, seed=self._seed * 2**32 + self._made,
+        )  # fmt: skip
+        durations_ns = scenario.phases_ns()
+        # A scenario starts all ranks together; here they continue where the last chunk ended.
         sync_ns = durations_ns[:, _SYNC, 0]
         own_ns = durations_ns[:, :, 0].sum(axis=1) - sync_ns - durations_ns[:, _OPTIMIZER, 0]
         arrival_ns = self._base_ns + own_ns
@@ -196,21 +200,8 @@ class Course:
         self._made += steps
 
 
-RANKS_PER_HOST: Final = 8
-FLUSH_NS: Final = 250_000_000
-FLUSH_MANY_NS: Final = 1_000_000_000
-MANY_RANKS: Final = 256
-"""Above so many ranks, agents speak up once a second."""
-HELLO_NS: Final = 5_000_000_000
-GROUPS: Final = 16
-"""Ranks take turns in so many groups: all at once would be a burst, one by one a thousand wake-ups a second."""
-BUCKETS: Final = 5
-CORES: Final = 12
-"""That each rank may run on."""
-
-
-class Endless:
-    """All ranks of the run. Whoever has it asks for a turn when it is due, and for snapshots as they are wanted."""
+class SimulatedRun:
+    """All ranks of a synthetic run: messages when they are due, and snapshots on request."""
 
     def __init__(
         self,
@@ -218,7 +209,7 @@ class Endless:
         *,
         now_ns: int,
         unix_ns: int,
-        story: Sequence[Chapter] | None = None,
+        schedule: Sequence[Segment] | None = None,
         run_id: str = "51a1a7ed",
         name: str = "simulated",
         pid: int | None = None,
@@ -227,77 +218,72 @@ class Endless:
         flush_ns: int | None = None,
         seed: int = 0,
     ) -> None:
-        """It is `now_ns` on the ranks' clocks and `unix_ns` on the wall, and the run has been going on for a while.
+        """Start at `now_ns` on the ranks' clocks and `unix_ns` on the wall clock, with a history.
 
-        Without a `story` it is that of `story_of`; without a `pid` each rank has one of its own; without `flush_ns`
-        ranks speak up as often as real agents do in a world of this size.
+        Defaults: `default_schedule`, a pid of its own for each rank, and the publishing interval of real agents.
         """
         self.world_size, self.run_id, self.name, self._pid = world_size, run_id, name, pid
         self.flush_ns = flush_ns or (FLUSH_NS if world_size <= MANY_RANKS else FLUSH_MANY_NS)
         self.buckets_wanted = False
-        """Whether somebody looks at the buckets: then those of the latest step are told, too."""
+        """Whether to publish the gradient buckets of the latest step."""
         self._history_steps = min(history_steps, wire.MAX_SNAP_STEPS)
-        self._course = Course(
-            world_size, story or story_of(world_size, RANKS_PER_HOST), now_ns=now_ns,
-            history_steps=self._history_steps, step_ms=step_ms, seed=seed,
-        )  # fmt: skip
-        self._next = [self._course.begin] * world_size
-        """First step that each rank has not told yet."""
+        self._generator = StepGenerator(
+            world_size, schedule or default_schedule(world_size), now_ns, self._history_steps, step_ms, seed
+        )
+        self._next = [self._generator.begin] * world_size
+        """First unpublished step of each rank."""
         self._seqs = [0] * world_size
         self._turns = 0
         self._groups = min(GROUPS, world_size)
-        self._started_unix_ns = max(0, unix_ns - int(self._course.begin * step_ms * 1e6))
-        self.set_wall(self.due_ns, unix_ns)
-        self._gpus = MadeGpus(world_size, RANKS_PER_HOST, seed)
-        chance = np.random.default_rng(seed)
-        self._flicker: list[float] = chance.normal(0.0, 1.0, 1024).tolist()
-        """What makes beats look alive."""
-        self._rss_bytes: list[int] = (chance.uniform(5.5, 6.5, world_size) * (1 << 30)).astype(np.int64).tolist()
+        self._started_unix_ns = max(0, unix_ns - int(self._generator.begin * step_ms * 1e6))
+        self._wall_ns = unix_ns - self.due_ns
+        """Wall clock at zero of the ranks' clocks."""
+        self._gpus = SimulatedGpus(world_size, RANKS_PER_HOST, seed)
+        rng = np.random.default_rng(seed)
+        self._flicker: list[float] = rng.normal(0.0, 1.0, 1024).tolist()
+        """Noise of CPU and memory figures."""
+        self._rss_bytes: list[int] = (rng.uniform(5.5, 6.5, world_size) * (1 << 30)).astype(np.int64).tolist()
 
     @property
     def due_ns(self) -> int:
-        """When the next turn is, on the ranks' clocks."""
-        return self._course.begin_ns + self._turns * self.flush_ns // self._groups
+        """When `next_messages` is due, on the ranks' clocks."""
+        return self._generator.begin_ns + self._turns * self.flush_ns // self._groups
 
-    def set_wall(self, now_ns: int, unix_ns: int) -> None:
-        """What time it is on the wall when it is `now_ns` on the ranks' clocks."""
-        self._wall_ns = unix_ns - now_ns
-
-    def turn(self) -> list[tuple[int, bytes, bytes]]:
-        """What the next group of ranks publishes: rank, topic and payload, in order."""
+    def next_messages(self) -> list[tuple[int, bytes, bytes]]:
+        """Messages of the next group of ranks: rank, topic and payload, in order."""
         now_ns = self.due_ns
         lap, group = divmod(self._turns, self._groups)
         self._turns += 1
-        self._course.reach(now_ns)
+        self._generator.reach(now_ns)
         reported: list[tuple[int, bytes, bytes]] = []
         for rank in range(group, self.world_size, self._groups):
             messages = self._messages(rank, lap, now_ns)
             reported += [(rank, _topic(message), wire.encode(message)) for message in messages]
         if group == 0:
-            self._course.forget(min(self._next) - self._history_steps)
+            self._generator.forget(min(self._next) - self._history_steps)
         return reported
 
     def snap(self, rank: int, now_ns: int) -> bytes:
-        """The payload of a snapshot: the history up to what the rank has told so far."""
+        """Payload of a snapshot: the published history of a rank."""
         seq, end = self._seqs[rank], self._next[rank]
-        steps = self._course.between(rank, end - self._history_steps, end)
+        steps = self._generator.between(rank, end - self._history_steps, end)
         beat, hello = self._beat(rank, seq, now_ns), self._hello(rank, seq, now_ns)
         gpus = self._read_gpus(rank, seq, steps[-1], now_ns) if steps else None
-        moments = self._gpus.moments(rank, steps, self._course.faults_at)
+        moments = self._gpus.moments(rank, steps, self._generator.faults_at)
         return wire.encode(
             wire.Snap(rank=rank, seq=seq, hello=hello, beat=beat, steps=steps, gpus=gpus, gpu_moments=moments)
         )
 
     def bye(self, rank: int, now_ns: int) -> bytes:
-        """The payload of a goodbye."""
+        """Payload of an exit message."""
         return wire.encode(wire.Bye(rank=rank, seq=self._number(rank), reason="exit", text="", mono_ns=now_ns))
 
     def host(self, rank: int) -> str:
-        """The name of the host that a rank is on."""
+        """Host name of a rank."""
         return f"node-{rank // RANKS_PER_HOST}"
 
     def pid(self, rank: int) -> int:
-        """A rank's process."""
+        """Process id of a rank."""
         return 1000 + rank if self._pid is None else self._pid
 
     def _number(self, rank: int) -> int:
@@ -308,7 +294,7 @@ class Endless:
         messages: list[wire.Message] = []
         if (lap + rank) % max(1, HELLO_NS // self.flush_ns) == 0:
             messages.append(self._hello(rank, self._number(rank), now_ns))
-        steps = self._course.finished(rank, self._next[rank], now_ns)
+        steps = self._generator.finished(rank, self._next[rank], now_ns)
         seq, gpus = self._number(rank), None
         if steps:
             self._next[rank] = steps[-1].index + 1
@@ -320,14 +306,14 @@ class Endless:
         return messages
 
     def _read_gpus(self, rank: int, seq: int, step: wire.Step, now_ns: int) -> wire.Gpus:
-        gpu = self._gpus.gpu(rank, self.pid(rank), step, self._course.faults_at(step.index), now_ns)
+        gpu = self._gpus.gpu(rank, self.pid(rank), step, self._generator.faults_at(step.index), now_ns)
         return wire.Gpus(rank=rank, seq=seq, mono_ns=now_ns, gpus=[gpu])
 
     def _beat(
         self, rank: int, seq: int, now_ns: int, steps: Sequence[wire.Step] = (), gpus: wire.Gpus | None = None
     ) -> wire.Beat:
         index = self._next[rank]
-        phase, phase_ns = self._course.under_way(rank, index, now_ns)
+        phase, phase_ns = self._generator.under_way(rank, index, now_ns)
         flicker = self._flicker[(self._turns // self._groups + 37 * rank) % len(self._flicker)]
         return wire.Beat(
             rank=rank, seq=seq, mono_ns=now_ns, step=index, phase=phase, phase_ns=phase_ns,
@@ -351,13 +337,13 @@ class Endless:
 
 
 def _topic(message: wire.Message) -> bytes:
-    """As an agent chooses it."""
+    """Topic that an agent would choose."""
     with_gpus = isinstance(message, wire.Beat) and message.gpus is not None
     return wire.TOPICS[wire.Gpus if with_gpus else type(message)]
 
 
 def _buckets(rank: int, seq: int, step: wire.Step) -> wire.Buckets:
-    """The gradients become ready evenly; the last bucket is done when the all-reduce is."""
+    """Buckets whose gradients become ready evenly; the last one ends with the all-reduce."""
     buckets = []
     for index in range(BUCKETS):
         ready = BUCKETS_BEGIN + (1 - BUCKETS_BEGIN) * index / (BUCKETS - 1)

@@ -5,7 +5,10 @@ A source does not decode payloads, so that a recorder can write the original byt
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Final, NamedTuple
+
+TICK_MS: Final = 100
+"""Milliseconds without a frame after which a source yields a tick."""
 
 
 class Frame(NamedTuple):

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Final
 
 import zmq
 
-from ddpwatch import rundir
 from ddpwatch.sources.connections import NO_ANSWER, Connections, Handshakes, UnreachableError
-from ddpwatch.sources.frames import Frame, Tick
+from ddpwatch.sources.frames import TICK_MS, Frame, Tick
 from ddpwatch.sources.processes import ProcessExits
 from ddpwatch.sources.relay_topics import of_block, of_rank
+from ddpwatch.sources.runs import read_again
 from ddpwatch.wire import (
     LIVE_TOPICS,
     MAX_TOPIC_BYTES,
@@ -36,8 +36,6 @@ if TYPE_CHECKING:
 
     from ddpwatch.rundir import Endpoint, RunFile
 
-TICK_MS: Final = 100
-"""Milliseconds without a frame after which a tick is yielded."""
 UNHURRIED_MS: Final = 400
 """Milliseconds without a frame before a tick, for many ranks without a screen."""
 RANKS_ASKED: Final = 16
@@ -103,14 +101,11 @@ class Live:
         self._stacks: zmq.Socket[bytes] | None = None
         self._suspects: frozenset[int] = frozenset()
         self._connected: dict[int, Endpoint] = {}
-        """By rank, the connected endpoints in the order of connection."""
         self._ranks_at: dict[str, list[int]] = {}
         self._unanswered_since: dict[str, int] = {}
         """By TCP address that has not answered yet, monotonic nanoseconds of the first attempt."""
         self._unreachable: dict[int, Endpoint] = {}
-        """Endpoints without a usable address."""
         self._to_connect: deque[Endpoint] = deque()
-        """Endpoints to be connected."""
         self._unanswered = 0
         self._answer_due_ns = 0
         self._run = run
@@ -200,7 +195,6 @@ class Live:
             self._request_all_stacks(now_ns)
 
     def _receive(self) -> Frame | None:
-        """The next frame that has arrived, if any."""
         frames = self._read(1)
         return frames[0] if frames else None
 
@@ -299,12 +293,8 @@ class Live:
         """Connect to ranks that registered, or got a usable address, after `run.json` was first read."""
         if len(self.known) >= self._run.world_size and not self._unreachable:
             return
-        with contextlib.suppress(OSError, ValueError):
-            run = rundir.read(rundir.base_path() / self._run.id / rundir.RUN_FILE)
-            if run.id == self._run.id:
-                known = {rank: self._unreachable.get(rank) for rank in self.known}
-                new = [each for each in run.endpoints if known.get(each.rank, each) not in (None, each)]
-                self._add_ranks([*new, *(each for each in run.endpoints if each.rank not in known)])
+        endpoints, unreachable = read_again(self._run).endpoints, self._unreachable
+        self._add_ranks([e for e in endpoints if e.rank not in self.known or unreachable.get(e.rank, e) != e])
 
     def _add_ranks(self, endpoints: Sequence[Endpoint]) -> None:
         self.known.update(endpoint.rank for endpoint in endpoints)
@@ -358,10 +348,10 @@ class Live:
                 else:
                     self.refused.pop(rank, None)
         for address, since_ns in list(self._unanswered_since.items()):
-            answered = self._handshakes.has_answered(address)
-            if answered or now_ns - since_ns >= NO_ANSWER_NS:
+            if self._handshakes.has_answered(address):
                 del self._unanswered_since[address]
-            if not answered and now_ns - since_ns >= NO_ANSWER_NS:
+            elif now_ns - since_ns >= NO_ANSWER_NS:
+                del self._unanswered_since[address]
                 self.refused.update((rank, f"{NO_ANSWER} {address}") for rank in self._ranks_at[address])
 
 

@@ -36,7 +36,6 @@ class Lines(NamedTuple):
     """Complete lines of one file."""
 
     source: str
-    """Path of the file."""
     first_line: int
     """Number of the first line, from 1."""
     texts: list[str]
@@ -48,16 +47,12 @@ class Lines(NamedTuple):
 
 
 class _Place(NamedTuple):
-    """Read position of a file that was renamed."""
-
     offset: int
     line: int
     counted: bool = True
 
 
 class _File:
-    """One open file and its read position."""
-
     def __init__(self, path: str, fd: int, start: _Place) -> None:
         self.path = path
         self.fd = fd

@@ -53,7 +53,6 @@ class ExitWatcher:
     def __init__(self) -> None:
         self._epoll = select.epoll() if _OPEN is not None and hasattr(select, "epoll") else None
         self._pids: dict[int, int] = {}
-        """Pid by descriptor."""
 
     def fileno(self) -> int | None:
         """Descriptor that is readable once a process has exited; None = not supported here."""
@@ -158,14 +157,11 @@ class ProcessExits:
         self._seen: dict[int, str] = {}
         """By pid, what held the process at the last check."""
         self._reported: dict[int, str] = {}
-        """By pid, the last reported value."""
         self.ends = ExitWatcher()
         self._exits_seen: dict[int, ProcessExit] = {}
-        """Exits by pid."""
         self._dying_ns: dict[int, int] = {}
         """By pid of a process that looks dead without a seen exit, monotonic nanoseconds since when."""
         self.check_due = False
-        """Whether a process has exited since the last check."""
 
     def follow(self, endpoints: Sequence[Endpoint]) -> set[int]:
         """Watch the processes of this node from now on; returns their ranks."""

@@ -38,7 +38,6 @@ class Upstream:
         self._alone: dict[int, tuple[zmq.Socket[bytes], set[bytes]]] = {}
         """By rank, its own socket and the topics subscribed to."""
         self._endpoints: dict[int, Endpoint] = {}
-        """Connected endpoints by rank."""
         self.refused: dict[int, str] = {}
         """Ranks without a usable address, each with the reason."""
         self._histories: dict[bytes, int] = {}

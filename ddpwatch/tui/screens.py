@@ -21,7 +21,7 @@ from ddpwatch.tui.rank_table import HEADING_ROWS, RankTable
 from ddpwatch.tui.widgets import Field, Painted
 from ddpwatch.view import overview
 from ddpwatch.view.alerts.page import alert_detail, alert_list, all_alerts
-from ddpwatch.view.alerts.panel import alert_box, alert_rows, hang_lines
+from ddpwatch.view.alerts.panel import alert_panel, alert_rows, hang_lines
 from ddpwatch.view.allreduce import bucket_lines, share_lines
 from ddpwatch.view.cells import Cell, Level, fit
 from ddpwatch.view.charts.chart import SOLID, Band, chart
@@ -149,7 +149,7 @@ class Overview(Pane):
         with Horizontal(id="cards"):
             for title, card in CARDS:
                 yield Painted(partial(_card, card), title=title, id=f"card-{title.lower()}", classes="box card")
-        yield Painted(alert_box, id="urgent", classes="fixed box", title="alerts")
+        yield Painted(alert_panel, id="urgent", classes="fixed box", title="alerts")
         yield RankTable(id="overview-table")
         yield Painted(_legend, classes="legend fixed")
         with Horizontal(id="below"):
@@ -157,7 +157,7 @@ class Overview(Pane):
                 yield Painted(_heat, title="ranks × time", id="heat", classes="box fixed", of_figures=True)
                 yield Painted(step_chart, title="step time", id="steps", classes="box fixed", of_figures=True)
                 yield Painted(share_lines, title="all-reduce share", id="shares", classes="box fixed")
-            yield Painted(alert_box, title="alerts", id="wrong", classes="box fixed")
+            yield Painted(alert_panel, title="alerts", id="wrong", classes="box fixed")
 
     def share_out(self, run_view: RunView) -> None:
         """Large: cards, table, heat map and alerts. Small: lines, alerts, table."""

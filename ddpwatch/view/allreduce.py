@@ -1,11 +1,4 @@
-"""The all-reduce: what share of the step it takes, whether that is the wire or waiting, and how that came about.
-
-The gradient buckets of one backward pass: how large, when ready, how long under way, and how much of that hidden.
-
-Whether the all-reduce share is marked: as the alert has it, so that the two never contradict each other.
-
-Whom the others wait for.
-"""
+"""All-reduce screen: its share of the step, split into wire and waiting, and the gradient buckets of one backward."""
 
 from __future__ import annotations
 
@@ -37,11 +30,33 @@ if TYPE_CHECKING:
     from ddpwatch.view.charts.phase_bar import Piece
     from ddpwatch.view.run_view import RunView
 
+HIDDEN: Final = Cell("━", Level.WIRE)
+EXPOSED: Final = Cell("█", Level.WARN)
+UNSEEN: Final = Cell("┄", Level.DIM)
+BEFORE: Final = Cell("·", Level.DIM)
+BACKWARD_END: Final = Cell("╎", Level.STRONG)
+MIN_BAR_COLUMNS: Final = 10
+MAX_BAR_COLUMNS: Final = 120
+ROWS_FOR_LEGEND: Final = 6
+MEASURED: Final = frozenset({"buckets", "hook"})
+"""Kinds of communication timing (`Hello.comm`) that include bucket times."""
+TITLES: Final = (("#", 4), ("SIZE", 5), ("READY", 6), ("TOOK", 6))
+FIGURES: Final = (("HIDDEN", 6), ("GB/s", 6))
+HOW: Final = (
+    'Bucket times are off. To have them: ddpwatch.agent.install(model, comm="buckets")',
+    "It adds a communication hook, some microseconds a bucket. A hook of your own is timed as it is, without asking.",
+)
+MIN_CHART_ROWS: Final = 3
+ROWS_FOR_GAP: Final = 12
+"""Min. number of rows for a blank line between the text and the chart."""
+LABEL_COLUMNS: Final = 12
+_PIECE: Final = {piece.name: piece for piece in PIECES}
+
 
 def waited_for(run_view: RunView) -> tuple[tuple[int, ...], float | None]:
-    """The ranks that the others wait for and what they cost of the job's time; none where none stands out.
+    """The ranks that the others wait for, and their share of the job's time; empty if no rank stands out.
 
-    An alert says it best; without one, a rank that costs as much as the rule allows.
+    Taken from the straggler alert; without one, the costliest rank if it exceeds the rule's threshold.
     """
     for alert in run_view.fresh:
         if alert.finding.rule == rules.STRAGGLER and alert.finding.ranks:
@@ -54,143 +69,11 @@ def waited_for(run_view: RunView) -> tuple[tuple[int, ...], float | None]:
     return (worst,), costs[worst]
 
 
-HIDDEN: Final = Cell("━", Level.WIRE)
-EXPOSED: Final = Cell("█", Level.WARN)
-UNSEEN: Final = Cell("┄", Level.DIM)
-BEFORE: Final = Cell("·", Level.DIM)
-BACKWARD_END: Final = Cell("╎", Level.STRONG)
-MIN_BAR_COLUMNS: Final = 10
-MAX_BAR_COLUMNS: Final = 120
-ROWS_FOR_LEGEND: Final = 6
-MEASURED: Final = frozenset({"buckets", "hook"})
-"""Ways of measuring communication that give bucket times."""
-TITLES: Final = (("#", 4), ("SIZE", 5), ("READY", 6), ("TOOK", 6))
-FIGURES: Final = (("HIDDEN", 6), ("GB/s", 6))
-HOW: Final = (
-    'Bucket times are off. To have them: ddpwatch.agent.install(model, comm="buckets")',
-    "It adds a communication hook, some microseconds a bucket. A hook of your own is timed as it is, without asking.",
-)
-
-
-def bucket_lines(run_view: RunView, columns: int, rows: int, *, rank: int | None = None) -> list[Line]:
-    """The buckets of the latest step that told them: of `rank`, or of whom the others wait for, or of the first.
-
-    One rank only: times of different hosts are not compared. Without any it says how to have them.
-    """
-    if columns < 1:
-        return []
-    chosen, why = _choose(run_view, rank)
-    if chosen is None or chosen.buckets is None:
-        texts = [line for text in _without(run_view, rank) for line in textwrap.wrap(text, max(columns, 1))]
-        return [[Cell(text, Level.DIM)] for text in texts[: max(rows, 0)]]
-    backward_ns = backward_ns_of(chosen, chosen.buckets.step)
-    timings = timings_of(chosen.buckets.buckets, backward_ns, run_view.state.world_size)
-    heading = [
-        Cell(f"rank {chosen.rank}", Level.STRONG),
-        Cell(f"{why} · step {count(chosen.buckets.step)} · {plural(len(timings), 'bucket')}"),
-        Cell(f", {size(sum(timing.bucket.bytes for timing in timings))} · times in ms"),
-    ]
-    bottom = [_legend(backward_ns)] if rows >= ROWS_FOR_LEGEND else []
-    room = rows - 2 - len(bottom)
-    shown = timings if len(timings) <= room else timings[: max(room - 1, 0)]
-    full_ns = max([1, backward_ns or 0, *(max(timing.bucket.done_ns, timing.bucket.ready_ns) for timing in timings)])
-    bar_columns = _bar_columns(columns)
-    lines = [heading, _titles(bar_columns), *(_line(timing, backward_ns, full_ns, bar_columns) for timing in shown)]
-    if len(shown) < len(timings):
-        lines.append([Cell(f"… {len(timings) - len(shown)} more", Level.DIM)])
-    return [fit(line, columns) for line in [*lines, *bottom][: max(rows, 0)]]
-
-
-def _choose(run_view: RunView, rank: int | None) -> tuple[RankState | None, str]:
-    """Whose buckets, and why. Not the slowest of the moment: among equals that would change with every look."""
-    ranks = {row.state.rank: row.state for row in run_view.rows}
-    if rank is not None:
-        return ranks.get(rank), ""
-    for slow in waited_for(run_view)[0]:
-        if slow in ranks and ranks[slow].buckets is not None:
-            return ranks[slow], ", whom the others wait for"
-    return next((state for state in ranks.values() if state.buckets is not None), None), ""
-
-
-def _without(run_view: RunView, rank: int | None) -> tuple[str, ...]:
-    states = {row.state.rank: row.state for row in run_view.rows}
-    asked = states.values() if rank is None else filter(None, [states.get(rank)])
-    if any(state.hello is not None and state.hello.comm in MEASURED for state in asked):
-        return ("Buckets are timed; they come with the next step.",)
-    return HOW
-
-
-def _bar_columns(columns: int) -> int:
-    """What the bar gets; 0 = there is no room for one."""
-    room = columns - sum(width + 2 for _, width in (*TITLES, *FIGURES))
-    return min(room, MAX_BAR_COLUMNS) if room >= MIN_BAR_COLUMNS else 0
-
-
-def _titles(bar_columns: int) -> Line:
-    bar = pad("SINCE BACKWARD BEGAN", bar_columns) + "  " if bar_columns else ""
-    left = "".join(pad(title, width, right=True) + "  " for title, width in TITLES)
-    right = "".join(pad(title, width, right=True) + "  " for title, width in FIGURES)
-    return [Cell((left + bar + right).rstrip(), Level.DIM)]
-
-
-def _line(timing: Timing, backward_ns: int | None, full_ns: int, bar_columns: int) -> Line:
-    bucket = timing.bucket
-    texts = (str(bucket.index), size(bucket.bytes), ms(bucket.ready_ns), ms(timing.took_ns))
-    line = [Cell(pad(text, width, right=True) + "  ") for text, (_, width) in zip(texts, TITLES, strict=True)]
-    if bar_columns:
-        line += [*_bar(timing, backward_ns, full_ns, bar_columns), Cell("  ")]
-    return [
-        *line,
-        Cell(pad(percent(timing.hidden), FIGURES[0][1], right=True) + "  ", _dim_unless(timing.hidden)),
-        Cell(pad(speed_text(timing.gb_per_s), FIGURES[1][1], right=True), _dim_unless(timing.gb_per_s)),
-    ]
-
-
-def _bar(timing: Timing, backward_ns: int | None, full_ns: int, columns: int) -> Line:
-    """When the bucket was under way, exactly `columns` wide."""
-    ready = min(timing.bucket.ready_ns * columns // full_ns, columns - 1)
-    done = max(min(-(-max(timing.bucket.done_ns, timing.bucket.ready_ns) * columns // full_ns), columns), ready + 1)
-    computed = columns if backward_ns is None else min(backward_ns * columns // full_ns, columns)
-    cells = [BEFORE] * ready
-    for column in range(ready, done):
-        cells.append(UNSEEN if timing.took_ns is None else HIDDEN if column < computed else EXPOSED)
-    cells += [Cell(" ")] * (columns - done)
-    if computed < columns and cells[computed].text == " ":
-        cells[computed] = BACKWARD_END
-    return [Cell("".join(cell.text for cell in run), level) for level, run in groupby(cells, key=attrgetter("level"))]
-
-
-def _legend(backward_ns: int | None) -> Line:
-    if backward_ns is None:
-        return [HIDDEN, Cell(" under way   ", Level.DIM), UNSEEN, Cell(" its end could not be seen", Level.DIM)]
-    return [
-        HIDDEN,
-        Cell(" hidden behind backward   ", Level.DIM),
-        EXPOSED,
-        Cell(" the step waits for it   ", Level.DIM),
-        BACKWARD_END,
-        Cell(" own backward ends", Level.DIM),
-    ]
-
-
-def speed_text(gb_per_s: float | None) -> str:
-    """Gigabytes in a second, in at most five characters."""
-    if gb_per_s is None:
-        return UNPROVEN
-    if gb_per_s >= 9999.5:
-        return ">9999"
-    return f"{gb_per_s:.2f}" if gb_per_s < 9.995 else f"{gb_per_s:.1f}" if gb_per_s < 99.95 else f"{gb_per_s:.0f}"
-
-
-def _dim_unless(known: object) -> Level:
-    return Level.DIM if known is None else Level.PLAIN
-
-
 def share_mark(run_view: RunView) -> str:
-    """The mark beside the share, in words; empty = none.
+    """Text of the mark beside the all-reduce share; empty = none.
 
-    It is there while the alert is open and not stale, or the share is above the limit and no rule can judge yet.
-    Of a share that is above the limit and of no alert, `share_lately` tells.
+    It follows the alert, so that the two never contradict each other. Before the rule has enough steps, it follows the
+    threshold. For a share above the threshold without an alert, see `share_lately`.
     """
     figures, limit = run_view.figures, run_view.limits.comm_share.share
     if figures is None:
@@ -199,31 +82,20 @@ def share_mark(run_view: RunView) -> str:
     is_open = any(alert.finding.rule == rules.COMM_SHARE for alert in run_view.fresh)
     if not is_open and not (over and run_view.too_early):
         return ""
-    # An alert stays open until the share has fallen clearly below the limit.
+    # Hysteresis: an alert stays open until the share is clearly below the threshold.
     return f"▲ over {percent(limit)}" if over else f"▲ was over {percent(limit)}"
 
 
 def share_lately(run_view: RunView) -> str:
-    """In words, that the share is above the limit though there is no alert: the rule looks at other steps than the
-    figures are of. Empty = it is not.
-    """
+    """Text for a share above the threshold without an alert, whose rule evaluates other steps; empty = not so."""
     figures, limit = run_view.figures, run_view.limits.comm_share.share
     if figures is None or run_view.state.world_size < 2 or figures.share <= limit or share_mark(run_view):
         return ""
     return f"over {percent(limit)} just now"
 
 
-__all__ = ["bucket_lines", "share_lines"]
-
-MIN_CHART_ROWS: Final = 3
-ROWS_FOR_GAP: Final = 12
-"""From here on a blank line stands between the words and the chart."""
-LABEL_COLUMNS: Final = 12
-_PIECE: Final = {piece.name: piece for piece in PIECES}
-
-
 def share_lines(run_view: RunView, columns: int, rows: int) -> list[Line]:
-    """The share now in words, then over time as a chart; the words go first where there is little room."""
+    """Text on the current share, then a chart of it over time if there is room."""
     words = [fit(line, columns) for line in _words(run_view, columns)[: max(rows, 0)]]
     if rows >= ROWS_FOR_GAP:
         words.append([])
@@ -262,14 +134,13 @@ def _headline(run_view: RunView, figures: Figures) -> Line:
             Cell(" + "),
             Cell(f"waiting {waiting} %", Level.WAITING),
         ]
-    limit = run_view.limits.comm_share.share
     if mark:
-        line += [Cell("   "), Cell(mark, Level.WARN)]
+        rating = Cell(mark, Level.WARN)
     elif lately := share_lately(run_view):
-        line += [Cell("   "), Cell(lately)]
+        rating = Cell(lately)
     else:
-        line += [Cell("   "), Cell(f"✓ under {percent(limit)}", Level.OK)]
-    return line
+        rating = Cell(f"✓ under {percent(run_view.limits.comm_share.share)}", Level.OK)
+    return [*line, Cell("   "), rating]
 
 
 def _rank_text(run_view: RunView, figures: Figures) -> Line:
@@ -304,7 +175,7 @@ def _share_chart(run_view: RunView, columns: int, rows: int) -> list[Line]:
     unsplit = np.where(np.isfinite(wire), np.nan, sync)
     limit = run_view.limits.comm_share.share
     return chart(
-        # What is on top is solid here, so that its edge can be told exactly.
+        # The topmost band is solid, so that its edge is exact.
         [_band(_PIECE["wire"], wire), replace(_band(_PIECE["waiting"], waiting), glyph=SOLID), _band(UNSPLIT, unsplit)],
         steps,
         columns,
@@ -321,3 +192,112 @@ def _band(piece: Piece, values: NDArray[np.float64]) -> Band:
 
 def _label(text: str) -> Cell:
     return Cell(text.ljust(LABEL_COLUMNS), Level.DIM)
+
+
+def bucket_lines(run_view: RunView, columns: int, rows: int, *, rank: int | None = None) -> list[Line]:
+    """Timing of the latest buckets of one rank: `rank`, else the one that the others wait for, else the first.
+
+    Only one, because times of different hosts are not comparable. Without any, the text explains how to enable them.
+    """
+    if columns < 1:
+        return []
+    chosen, why = _choose(run_view, rank)
+    if chosen is None or chosen.buckets is None:
+        texts = [line for text in _without_buckets(run_view, rank) for line in textwrap.wrap(text, columns)]
+        return [[Cell(text, Level.DIM)] for text in texts[: max(rows, 0)]]
+    backward_ns = backward_ns_of(chosen, chosen.buckets.step)
+    timings = timings_of(chosen.buckets.buckets, backward_ns, run_view.state.world_size)
+    heading = [
+        Cell(f"rank {chosen.rank}", Level.STRONG),
+        Cell(f"{why} · step {count(chosen.buckets.step)} · {plural(len(timings), 'bucket')}"),
+        Cell(f", {size(sum(timing.bucket.bytes for timing in timings))} · times in ms"),
+    ]
+    bottom = [_legend(backward_ns)] if rows >= ROWS_FOR_LEGEND else []
+    room = rows - 2 - len(bottom)
+    shown = timings if len(timings) <= room else timings[: max(room - 1, 0)]
+    full_ns = max([1, backward_ns or 0, *(max(timing.bucket.done_ns, timing.bucket.ready_ns) for timing in timings)])
+    bar_columns = columns - sum(width + 2 for _, width in (*TITLES, *FIGURES))
+    bar_columns = min(bar_columns, MAX_BAR_COLUMNS) if bar_columns >= MIN_BAR_COLUMNS else 0
+    lines = [heading, _titles(bar_columns), *(_line(timing, backward_ns, full_ns, bar_columns) for timing in shown)]
+    if len(shown) < len(timings):
+        lines.append([Cell(f"… {len(timings) - len(shown)} more", Level.DIM)])
+    return [fit(line, columns) for line in [*lines, *bottom][: max(rows, 0)]]
+
+
+def _choose(run_view: RunView, rank: int | None) -> tuple[RankState | None, str]:
+    """The rank whose buckets are shown, and why. Not the slowest, which changes all the time among equal ranks."""
+    ranks = {row.state.rank: row.state for row in run_view.rows}
+    if rank is not None:
+        return ranks.get(rank), ""
+    for slow in waited_for(run_view)[0]:
+        if slow in ranks and ranks[slow].buckets is not None:
+            return ranks[slow], ", whom the others wait for"
+    return next((state for state in ranks.values() if state.buckets is not None), None), ""
+
+
+def _without_buckets(run_view: RunView, rank: int | None) -> tuple[str, ...]:
+    states = {row.state.rank: row.state for row in run_view.rows}
+    asked = states.values() if rank is None else filter(None, [states.get(rank)])
+    if any(state.hello is not None and state.hello.comm in MEASURED for state in asked):
+        return ("Buckets are timed; they come with the next step.",)
+    return HOW
+
+
+def _titles(bar_columns: int) -> Line:
+    bar = pad("SINCE BACKWARD BEGAN", bar_columns) + "  " if bar_columns else ""
+    left = "".join(pad(title, width, right=True) + "  " for title, width in TITLES)
+    right = "".join(pad(title, width, right=True) + "  " for title, width in FIGURES)
+    return [Cell((left + bar + right).rstrip(), Level.DIM)]
+
+
+def _line(timing: Timing, backward_ns: int | None, full_ns: int, bar_columns: int) -> Line:
+    bucket = timing.bucket
+    texts = (str(bucket.index), size(bucket.bytes), ms(bucket.ready_ns), ms(timing.took_ns))
+    line = [Cell(pad(text, width, right=True) + "  ") for text, (_, width) in zip(texts, TITLES, strict=True)]
+    if bar_columns:
+        line += [*_bar(timing, backward_ns, full_ns, bar_columns), Cell("  ")]
+    return [
+        *line,
+        Cell(pad(percent(timing.hidden), FIGURES[0][1], right=True) + "  ", _dim_unless(timing.hidden)),
+        Cell(pad(speed_text(timing.gb_per_s), FIGURES[1][1], right=True), _dim_unless(timing.gb_per_s)),
+    ]
+
+
+def _bar(timing: Timing, backward_ns: int | None, full_ns: int, columns: int) -> Line:
+    """Gantt bar of a bucket's all-reduce, exactly `columns` wide."""
+    ready = min(timing.bucket.ready_ns * columns // full_ns, columns - 1)
+    done = max(min(-(-max(timing.bucket.done_ns, timing.bucket.ready_ns) * columns // full_ns), columns), ready + 1)
+    computed = columns if backward_ns is None else min(backward_ns * columns // full_ns, columns)
+    cells = [BEFORE] * ready
+    for column in range(ready, done):
+        cells.append(UNSEEN if timing.took_ns is None else HIDDEN if column < computed else EXPOSED)
+    cells += [Cell(" ")] * (columns - done)
+    if computed < columns and cells[computed].text == " ":
+        cells[computed] = BACKWARD_END
+    return [Cell("".join(cell.text for cell in run), level) for level, run in groupby(cells, key=attrgetter("level"))]
+
+
+def _legend(backward_ns: int | None) -> Line:
+    if backward_ns is None:
+        return [HIDDEN, Cell(" under way   ", Level.DIM), UNSEEN, Cell(" its end could not be seen", Level.DIM)]
+    return [
+        HIDDEN,
+        Cell(" hidden behind backward   ", Level.DIM),
+        EXPOSED,
+        Cell(" the step waits for it   ", Level.DIM),
+        BACKWARD_END,
+        Cell(" own backward ends", Level.DIM),
+    ]
+
+
+def speed_text(gb_per_s: float | None) -> str:
+    """Format GB/s in at most five characters."""
+    if gb_per_s is None:
+        return UNPROVEN
+    if gb_per_s >= 9999.5:
+        return ">9999"
+    return f"{gb_per_s:.2f}" if gb_per_s < 9.995 else f"{gb_per_s:.1f}" if gb_per_s < 99.95 else f"{gb_per_s:.0f}"
+
+
+def _dim_unless(known: object) -> Level:
+    return Level.DIM if known is None else Level.PLAIN

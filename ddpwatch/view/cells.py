@@ -1,4 +1,4 @@
-"""Text with a meaning: what every front end draws, each in its own colours."""
+"""Lines of cells: text with levels of meaning, which each front end draws in its own colors."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import NamedTuple, TypeAlias
 
 
 class Level(Enum):
-    """What a piece of text means. A front end may colour it, but the text must say it without."""
+    """Meaning of a piece of text. Front ends may color it, but the text must be clear without color."""
 
     PLAIN = "plain"
     DIM = "dim"
@@ -25,37 +25,36 @@ class Level(Enum):
     OPTIMIZER = "optimizer"
     OTHER = "other"
     KEY = "key"
-    """A key that can be pressed."""
+    """Key on the keyboard."""
     TITLE = "title"
     HEAT_1 = "heat-1"
-    """How far above the others: from a little …"""
+    """Lowest of the four levels of a heatmap."""
     HEAT_2 = "heat-2"
     HEAT_3 = "heat-3"
     HEAT_4 = "heat-4"
-    """… to a lot."""
 
 
 class Cell(NamedTuple):
-    """A piece of a line."""
+    """Piece of a line with one level."""
 
     text: str
     level: Level = Level.PLAIN
     action: str = ""
-    """What a click on it does, where there is a mouse; a front end without one leaves it out."""
+    """Action of the front end for a mouse click on it; empty = none."""
 
 
 Line: TypeAlias = list[Cell]
 
 
 def columns_of(text: str) -> int:
-    """How many terminal columns the text takes: wide characters two, combining marks none."""
+    """Width of a text in terminal columns: two for wide characters, none for combining marks."""
     if text.isascii():
         return len(text)
     return sum(map(_char_columns, text))
 
 
 def clip(text: str, columns: int) -> str:
-    """The text cut to at most so many columns; a cut shows as an ellipsis."""
+    """Cut the text to at most `columns`, with an ellipsis."""
     if columns_of(text) <= columns:
         return text
     kept, used = "", 0
@@ -68,14 +67,14 @@ def clip(text: str, columns: int) -> str:
 
 
 def pad(text: str, columns: int, *, right: bool = False) -> str:
-    """The text clipped or filled up to exactly so many columns; `right` = aligned to the right."""
+    """Clip or fill the text to exactly `columns`; `right` = aligned to the right."""
     clipped = clip(text, columns)
     space = " " * (columns - columns_of(clipped))
     return space + clipped if right else clipped + space
 
 
 def fit(line: Line, columns: int) -> Line:
-    """The line cut to at most so many columns."""
+    """Cut the line to at most `columns`."""
     fitted: Line = []
     left = columns
     for cell in line:
@@ -90,12 +89,12 @@ def fit(line: Line, columns: int) -> Line:
 
 
 def line_columns(line: Line) -> int:
-    """How many terminal columns the line takes."""
+    """Width of a line in terminal columns."""
     return sum(columns_of(cell.text) for cell in line)
 
 
 def plain(line: Line) -> str:
-    """The line without its levels."""
+    """Text of a line, without levels and trailing blanks."""
     return "".join(cell.text for cell in line).rstrip()
 
 

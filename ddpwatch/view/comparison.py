@@ -1,4 +1,4 @@
-"""Two runs side by side: a table, a verdict in a sentence, and the same for machines."""
+"""Comparison of two runs: verdict in a sentence, table with confidence intervals, gate for CI, and JSON object."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 SCHEMA: Final = 1
 MIN_COLUMNS: Final = 60
 WIDE_COLUMNS: Final = 100
-"""From here on each figure has its own interval beside it."""
+"""Min. width, in columns, for the confidence interval of each figure."""
 NAMES: Final = {
     "step": "step",
     "samples_per_s": "samples/s",
@@ -32,7 +32,7 @@ NAMES: Final = {
     "share": "all-reduce",
     "wait": "waiting",
 }
-"""Where the table has another word than the figure's own name."""
+"""Names in the table that differ from the figure's own."""
 MARKS: Final[dict[Verdict, Cell]] = {
     "slower": Cell("▲ slower", Level.WARN),
     "faster": Cell("✓ faster", Level.OK),
@@ -50,7 +50,7 @@ _DIGITS: Final = 6
 
 @dataclass(frozen=True)
 class Side:
-    """One of the two runs, as the table names it."""
+    """One of the two runs."""
 
     letter: str
     file: str
@@ -58,34 +58,25 @@ class Side:
     attempt: int
     profile: Profile
     scaling: Scaling | None = None
-    """Against the baseline, if there is one."""
+    """Scaling against the baseline, if there is one."""
     attempts: int = 1
-    """How many the recording holds."""
+    """Number of attempts in the recording."""
     bad_end: str = ""
-    """How the run ended, as part of a sentence, if that was badly; of one that goes on, what it is in."""
+    """How the run ended badly, or the hang it is in, as part of a sentence; empty = neither."""
     goes_on: bool = False
-    """Whether its recording ends while it was still going."""
+    """Whether the run continued when its recording ended."""
     hung: HungSteps | None = None
-    """The steps in which it stood still; None = it never did."""
+    """Hung steps; None = there were none."""
 
 
 def comparison_lines(found: Comparison, sides: tuple[Side, Side], columns: int) -> list[Line]:
-    """The verdict, what it does not tell of either, who is compared, the table, what has to be known besides, and how
-    each scales.
-    """
+    """Verdict, bad endings and hung steps, the two runs, the table, remarks, and the scaling of each."""
     columns = max(columns, MIN_COLUMNS)
-    lines = [
-        *_verdict(found, columns),
-        *_hidden(found, sides, columns),
-        [],
-        *(fit(_side(side), columns) for side in sides),
-        [],
-    ]
+    lines = [*_verdict(found, columns), *_hidden(found, sides, columns), [], *map(_side, sides), []]
     lines += [_header(columns), *(_row(found, difference, columns) for difference in _figures(found))]
     lines += [heading("where a step goes", columns, "ms a rank; change as a part of A's step")]
     lines += [_row(found, difference, columns) for difference in found.parts]
-    remarks = list(_remarks(found))
-    if remarks:
+    if remarks := list(_remarks(found)):
         lines.append([])
     for remark in remarks:
         lines += paragraph(remark, columns, lead=[Cell("▲ ", Level.WARN)])
@@ -101,7 +92,7 @@ def comparison_lines(found: Comparison, sides: tuple[Side, Side], columns: int) 
 
 
 def verdict_text(found: Comparison) -> str:
-    """What it comes to, in a sentence."""
+    """Verdict in a sentence."""
     slowdown, verdict = found.slowdown, found.headline.verdict
     if slowdown is None or verdict == "unproven":
         return f"Unproven: too few steps to tell ({count(found.a.steps)} and {count(found.b.steps)})."
@@ -115,34 +106,34 @@ def verdict_text(found: Comparison) -> str:
     return f"B is {verdict}: it takes {change}."
 
 
-def gate_fails(found: Comparison, sides: tuple[Side, Side], most: float) -> bool:
-    """Whether B is slower by more than this, or ended badly: then it is not the run that was to be as fast."""
-    return found.fails(most) or bool(sides[1].bad_end)
+def gate_fails(found: Comparison, sides: tuple[Side, Side], max_slowdown: float) -> bool:
+    """Whether B is slower than allowed, or ended badly."""
+    return found.fails(max_slowdown) or bool(sides[1].bad_end)
 
 
-def gate_text(found: Comparison, sides: tuple[Side, Side], most: float) -> str:
-    """What became of the gate, in a sentence. What medians do not show is said where they have passed it."""
-    text, (_, b) = _speed_text(found, most), sides
+def gate_text(found: Comparison, sides: tuple[Side, Side], max_slowdown: float) -> str:
+    """Result of the gate in a sentence, with hung steps if medians hide them and the gate has passed."""
+    text, (_, b), fails = _speed_text(found, max_slowdown), sides, found.fails(max_slowdown)
     if badly := _badly_text(b):
-        return f"{text}; {badly}" if found.fails(most) else f"failed: {badly}"
+        return f"{text}; {badly}" if fails else f"failed: {badly}"
     hung = _hung_text(found, b)
-    return f"{text}; but {hung}" if hung and not found.by_means and not found.fails(most) else text
+    return f"{text}; but {hung}" if hung and not found.by_means and not fails else text
 
 
-def _speed_text(found: Comparison, most: float) -> str:
-    allowed = f"at most {most * 100:.6g} % slower"
+def _speed_text(found: Comparison, max_slowdown: float) -> str:
+    allowed = f"at most {max_slowdown * 100:.6g} % slower"
     slowdown = found.slowdown
-    if found.fails(most):
+    if found.fails(max_slowdown):
         return f"failed: {allowed}"
-    if slowdown is not None and slowdown.value > most:
+    if slowdown is not None and slowdown.value > max_slowdown:
         looks = f"it looks {_signed(slowdown.value).removeprefix('+')} % slower"
         chance = f"by chance alone it may be anything between {_between(slowdown)}"
         return f"not decided, and so not failed: {allowed}; {looks}, but {chance}. Longer recordings tell more"
     return f"passed: {allowed}"
 
 
-def comparison_object(found: Comparison, sides: tuple[Side, Side], most: float | None) -> dict[str, Any]:
-    """The same as plain values, ready for JSON. Times are in ms, changes are parts of A; what is not known is None."""
+def comparison_object(found: Comparison, sides: tuple[Side, Side], max_slowdown: float | None) -> dict[str, Any]:
+    """The comparison as a JSON object. Times are in ms, changes are fractions of A; unknown values are None."""
     figures = [*_figures(found), *found.parts]
     return {
         "schema": SCHEMA,
@@ -151,17 +142,17 @@ def comparison_object(found: Comparison, sides: tuple[Side, Side], most: float |
         "decided_by": found.headline.name,
         "by": "means" if found.by_means else "medians",
         "slowdown": _estimate(found.slowdown),
-        "max_slowdown": most,
-        "passed": _passed(found, sides, most),
+        "max_slowdown": max_slowdown,
+        "passed": _passed(found, sides, max_slowdown),
         "figures": {difference.name: _difference(difference) for difference in figures},
     }
 
 
-def _passed(found: Comparison, sides: tuple[Side, Side], most: float | None) -> bool | None:
-    """None = nothing was asked, or it cannot be answered."""
-    if most is None:
+def _passed(found: Comparison, sides: tuple[Side, Side], max_slowdown: float | None) -> bool | None:
+    """Whether the gate has passed; None = there is no gate, or too few steps."""
+    if max_slowdown is None:
         return None
-    fails = gate_fails(found, sides, most)
+    fails = gate_fails(found, sides, max_slowdown)
     return None if found.headline.verdict == "unproven" and not fails else not fails
 
 
@@ -175,7 +166,7 @@ def _verdict(found: Comparison, columns: int) -> list[Line]:
 
 
 def _hidden(found: Comparison, sides: tuple[Side, Side], columns: int) -> list[Line]:
-    """What figures of usual steps do not show: how a run ended, and for how long it stood still."""
+    """What medians do not show: bad endings and hung steps."""
     lines: list[Line] = []
     for side in sides:
         if badly := _badly_text(side):
@@ -191,12 +182,12 @@ def _badly_text(side: Side) -> str:
 
 
 def _hung_text(found: Comparison, side: Side) -> str:
-    """For how long it stood still; empty = it did not, or that is too little to matter."""
+    """Text on hung steps; empty = none, or too short to matter."""
     if side.hung is None or side.hung.share < SMALLEST:
         return ""
-    who = f", for rank {side.hung.rank}" if side.hung.steps == 1 and side.hung.rank is not None else ""
+    rank = f", for rank {side.hung.rank}" if side.hung.steps == 1 and side.hung.rank is not None else ""
     hidden = "" if found.by_means else ", which medians do not show"
-    return f"{side.letter} {hung_text(side.hung)}{who}: {percent(side.hung.share)} of its time{hidden}"
+    return f"{side.letter} {hung_text(side.hung)}{rank}: {percent(side.hung.share)} of its time{hidden}"
 
 
 def _side(side: Side) -> Line:
@@ -229,13 +220,16 @@ def _header(columns: int) -> Line:
 def _row(found: Comparison, difference: Difference, columns: int) -> Line:
     value, change = _value_columns(columns), difference.change
     decides = difference.name == found.headline.name
-    points = difference.name == "share"
+    changed = interval = UNPROVEN
+    if change is not None:
+        changed = f"{_signed(change.value)} {'pt' if difference.name == 'share' else '%'}"
+        interval = f"{_signed(change.low)} … {_signed(change.high)}"
     return [
         Cell(pad(NAMES.get(difference.name, difference.name), _NAME_COLUMNS), Level.STRONG if decides else Level.PLAIN),
         Cell(pad(_figure(difference, difference.a, columns), value, right=True)),
         Cell(pad(_figure(difference, difference.b, columns), value, right=True), Level.STRONG),
-        Cell(pad(_change(change, points=points), _CHANGE_COLUMNS, right=True)),
-        Cell(pad(_interval(change), _INTERVAL_COLUMNS, right=True), Level.DIM),
+        Cell(pad(changed, _CHANGE_COLUMNS, right=True)),
+        Cell(pad(interval, _INTERVAL_COLUMNS, right=True), Level.DIM),
         Cell("  "),
         MARKS[difference.verdict],
     ]
@@ -253,16 +247,8 @@ def _share(share: float) -> str:
     return f"{share * 100:.1f} %"
 
 
-def _change(change: Estimate | None, *, points: bool) -> str:
-    return UNPROVEN if change is None else f"{_signed(change.value)} {'pt' if points else '%'}"
-
-
-def _interval(change: Estimate | None) -> str:
-    return UNPROVEN if change is None else f"{_signed(change.low)} … {_signed(change.high)}"
-
-
 def _signed(part: float) -> str:
-    """In per cent with its sign; what is hardly anything has one digit less to be wrong in."""
+    """Format a fraction as percent with its sign, in at most six characters."""
     percent = part * 100
     if abs(percent) >= 9999.5:
         return ">9999" if percent > 0 else "<-9999"

@@ -1,4 +1,4 @@
-"""Help: every key, every number and every glyph on the screens, in one sentence each."""
+"""Help screen: keys, glyphs of the step bar, and the glossary."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from ddpwatch.view.cells import Line
 
 MAX_TEXT_COLUMNS: Final = 100
-"""Longer lines are hard to read."""
 _TERM_COLUMNS: Final = 18
 _KEY_GAP: Final = 3
 _PIECE_TEXTS: Final = {
@@ -31,26 +30,23 @@ _PIECE_TEXTS: Final = {
 
 
 def help_lines(keys: Sequence[tuple[str, str]], columns: int) -> list[Line]:
-    """The keys as they are passed in, what the glyphs of a bar stand for, and the glossary."""
+    """Explain these keys, the glyphs of the step bar, and the terms of the glossary."""
     columns_used = min(columns, MAX_TEXT_COLUMNS)
     lines = [heading("keys", columns), *_keys(keys, columns), []]
     lines += [heading("the step bar", columns, "lengths are times; all bars of a table have one scale")]
     for piece in PIECES:
-        lead = [Cell(f"{piece.glyph * 2} ", piece.level), Cell(pad(_name(piece.name), _TERM_COLUMNS - 3), Level.STRONG)]
+        name = pad(piece.name.partition(",")[0], _TERM_COLUMNS - 3)
+        lead = [Cell(f"{piece.glyph * 2} ", piece.level), Cell(name, Level.STRONG)]
         lines += paragraph(_PIECE_TEXTS[piece.name], columns_used, lead=lead)
-    for title, terms in GLOSSARY:
+    for title, terms in GLOSSARY.items():
         lines += [[], heading(title, columns)]
-        for term, text in terms:
+        for term, text in terms.items():
             lines += paragraph(text, columns_used, lead=[Cell(pad(term, _TERM_COLUMNS), Level.STRONG)])
     return [fit(line, columns) for line in lines]
 
 
-def _name(piece: str) -> str:
-    return piece.partition(",")[0]
-
-
 def _keys(keys: Sequence[tuple[str, str]], columns: int) -> list[Line]:
-    """As many pairs beside each other as fit, to be read from top to bottom."""
+    """Lay out the keys in as many columns as fit, to be read from top to bottom."""
     if not keys:
         return []
     key_columns = max(columns_of(key) for key, _ in keys) + 2
@@ -64,14 +60,10 @@ def _keys(keys: Sequence[tuple[str, str]], columns: int) -> list[Line]:
     beside = max((columns + _KEY_GAP) // entry_columns, 1)
     height = -(-len(keys) // beside)
     lines: list[Line] = []
-    for place in range(height):
+    for row in range(height):
         line: Line = []
-        for key, text in keys[place::height]:
+        for key, text in keys[row::height]:
             line += [Cell(pad(key, key_columns), Level.KEY), Cell(pad(text, entry_columns - key_columns))]
-        lines.append(line)
-    return [_trimmed(line) for line in lines]
-
-
-def _trimmed(line: Line) -> Line:
-    """Without the blanks at the end, which may be more than there is room for."""
-    return [*line[:-1], line[-1]._replace(text=line[-1].text.rstrip())]
+        # Trailing blanks may be wider than the room.
+        lines.append([*line[:-1], line[-1]._replace(text=line[-1].text.rstrip())])
+    return lines

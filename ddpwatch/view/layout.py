@@ -1,7 +1,4 @@
-"""Running text as lines: wrapped by terminal columns, headed, set side by side, and ended where the window ends.
-
-Time and machines spent, in words.
-"""
+"""Text layout in terminal columns: wrapping, headings, blocks side by side, bars, and cutting to a number of rows."""
 
 from __future__ import annotations
 
@@ -17,18 +14,17 @@ if TYPE_CHECKING:
     from ddpwatch.view.cells import Line
 
 MIN_TEXT_COLUMNS: Final = 16
-"""Text that would get fewer columns beside its label goes below it."""
+"""Min. width of text beside its label, in columns; narrower text goes below the label."""
 FACT_COLUMNS: Final = 13
 UNITS: Final = frozenset({"%", "ms", "s", "µs"})
-"""No line begins with one of these: a number and its unit are read together."""
+"""Units that no line begins with: a number and its unit stay together."""
 _EIGHTHS: Final = " ▏▎▍▌▋▊▉█"
+HOUR_S: Final = 3600.0
+MINUTE_S: Final = 60.0
 
 
 def wrap(text: str, columns: int) -> list[str]:
-    """The text in lines of at most so many columns, broken between words and inside only those that are too long.
-
-    The library's `textwrap` counts characters, and a wide one takes two columns.
-    """
+    """Wrap the text by terminal columns (`textwrap` counts characters), and split only words that are too long."""
     columns = max(columns, 2)
     lines: list[str] = []
     for word in _words(text):
@@ -41,7 +37,7 @@ def wrap(text: str, columns: int) -> list[str]:
 
 
 def paragraph(text: str, columns: int, level: Level = Level.PLAIN, *, lead: Sequence[Cell] = ()) -> list[Line]:
-    """The text after `lead`, its further lines set in by as much; below it where there is no room beside it."""
+    """Wrap the text after `lead` with a hanging indent, or below `lead` if there is little room beside it."""
     first = list(lead)
     indent = line_columns(first)
     if indent and columns - indent < MIN_TEXT_COLUMNS:
@@ -52,7 +48,7 @@ def paragraph(text: str, columns: int, level: Level = Level.PLAIN, *, lead: Sequ
 
 
 def facts(pairs: Sequence[tuple[str, str]], columns: int, level: Level = Level.PLAIN) -> list[Line]:
-    """Names and what is known of them, in two columns; the names should be short."""
+    """Lay out names and their texts in two columns; names should be short."""
     lines: list[Line] = []
     for name, text in pairs:
         lines += paragraph(text, columns, level, lead=[Cell(pad(name, FACT_COLUMNS), Level.DIM)])
@@ -60,7 +56,7 @@ def facts(pairs: Sequence[tuple[str, str]], columns: int, level: Level = Level.P
 
 
 def heading(title: str, columns: int, note: str = "") -> Line:
-    """A title on a thin rule that goes from edge to edge, with a remark where it fits."""
+    """Title on a horizontal rule, with a note where it fits."""
     line = [Cell("── ", Level.DIM), Cell(clip(title, max(columns - 4, 1)), Level.TITLE)]
     if note and line_columns(line) + columns_of(note) + 4 <= columns:
         line.append(Cell(f" · {note}", Level.DIM))
@@ -68,7 +64,7 @@ def heading(title: str, columns: int, note: str = "") -> Line:
 
 
 def capped(lines: list[Line], rows: int) -> list[Line]:
-    """At most so many lines: first without blank ones, then without the last ones, which are announced."""
+    """Cut to `rows` lines: without blank ones first, then without the last ones, whose number is shown."""
     if len(lines) <= rows:
         return lines
     lines = [line for line in lines if line]
@@ -79,24 +75,22 @@ def capped(lines: list[Line], rows: int) -> list[Line]:
 
 
 def beside(left: Sequence[Line], right: Sequence[Line], left_columns: int, gap: int = 3) -> list[Line]:
-    """Two blocks next to each other. The left one must not be wider than `left_columns`."""
-    lines: list[Line] = []
+    """Set two blocks side by side. The left one must not be wider than `left_columns`."""
     empty: Line = []
-    for one, other in zip_longest(left, right, fillvalue=empty):
-        space = left_columns + gap - line_columns(one)
-        lines.append([*one, Cell(" " * space), *other] if other else list(one))
-    return lines
+    return [
+        [*one, Cell(" " * (left_columns + gap - line_columns(one))), *other] if other else list(one)
+        for one, other in zip_longest(left, right, fillvalue=empty)
+    ]
 
 
 def bar(share: float, columns: int) -> str:
-    """A bar of exactly so many columns, filled to `share` of them in steps of an eighth."""
-    eighths = round(min(max(share, 0.0), 1.0) * columns * 8)
-    whole, part = divmod(eighths, 8)
-    return ("█" * whole + (_EIGHTHS[part] if part else "")).ljust(columns)
+    """Bar of exactly `columns`, filled to `share` of them in steps of an eighth."""
+    whole, eighths = divmod(round(min(max(share, 0.0), 1.0) * columns * 8), 8)
+    return ("█" * whole + (_EIGHTHS[eighths] if eighths else "")).ljust(columns)
 
 
 def _words(text: str) -> list[str]:
-    """The words, each number together with the unit that follows it."""
+    """Split into words, with each number and its unit as one."""
     words: list[str] = []
     for word in text.split():
         if words and word.rstrip(".,:;") in UNITS and words[-1][-1].isdigit():
@@ -115,12 +109,8 @@ def _pieces(word: str, columns: int) -> list[str]:
     return pieces
 
 
-HOUR_S: Final = 3600.0
-MINUTE_S: Final = 60.0
-
-
 def machine_time(seconds: float, what: str) -> str:
-    """So many seconds of one machine each, as `2.3 GPU-hours`; short ones in minutes or seconds."""
+    """Machine time such as `2.3 GPU-hours`; short times in minutes or seconds."""
     if seconds >= 0.1 * HOUR_S:
         return f"{seconds / HOUR_S:,.1f} {what}-hours".replace(",", " ")
     if seconds >= MINUTE_S:

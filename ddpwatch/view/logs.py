@@ -1,4 +1,4 @@
-"""The watched log files: what they say together, and their last lines with those marked that say something."""
+"""Log screen: diagnosis of the watched log files, their recognized lines, and their last lines."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ddpwatch.view.run_view import RunView
 
 MARKED_PART: Final = 3
-"""Recognised lines take one part in so many of the room, where there are that many."""
+"""Recognized lines take at most one row in this many."""
 MAX_NAME_COLUMNS: Final = 24
 HEAD_CHARS: Final = 8
 HOW: Final = (
@@ -30,39 +30,35 @@ _LEVELS: Final = {"error": ("✖", Level.BAD), "warning": ("▲", Level.WARN), "
 
 
 def log_lines(run_view: RunView, columns: int, rows: int) -> list[Line]:
-    """As much as there is room for, the latest at the bottom."""
-    book = run_view.logs
-    if not book.watched:
+    """Log screen of at most `rows` lines, with the latest at the bottom."""
+    logs = run_view.logs
+    if not logs.watched:
         return [[Cell(text, Level.DIM)] for text in wrap(HOW, columns)]
-    lines: list[Line] = [
-        fit([Cell(f"{plural(book.lines, 'line')} of {plural(book.files, 'file')} read"), Cell(
-            f" · {count(len(book.marked))} of them say something", Level.DIM)], columns)
-    ]  # fmt: skip
-    lines += [fit([Cell(f"▲ {trouble}", Level.WARN)], columns) for trouble in book.troubles[:2]]
-    if book.verdict is not None:
-        certain = "" if book.verdict.certain else "most likely: "
-        lines += paragraph(certain + book.verdict.text, columns, Level.STRONG, lead=[Cell("✖ ", Level.BAD)])
-    names = _names({entry.source for entry in (*book.marked, *book.entries)})
-    room = max(0, rows - len(lines))
-    marked = book.marked[-max(1, room // MARKED_PART) :] if room > MARKED_PART else ()
-    if marked:
+    read = Cell(f"{plural(logs.lines, 'line')} of {plural(logs.files, 'file')} read")
+    lines = [fit([read, Cell(f" · {count(len(logs.marked))} of them say something", Level.DIM)], columns)]
+    lines += [fit([Cell(f"▲ {trouble}", Level.WARN)], columns) for trouble in logs.troubles[:2]]
+    if logs.verdict is not None:
+        certain = "" if logs.verdict.certain else "most likely: "
+        lines += paragraph(certain + logs.verdict.text, columns, Level.STRONG, lead=[Cell("✖ ", Level.BAD)])
+    names = _names({entry.source for entry in (*logs.marked, *logs.entries)})
+    room = rows - len(lines)
+    if room > MARKED_PART and (marked := logs.marked[-(room // MARKED_PART) :]):
         lines += [heading("what says something", columns), *(_line(entry, names, columns) for entry in marked)]
-    last = max(0, rows - len(lines) - 1)
-    if last:
-        lines += [heading("last lines", columns), *(_line(entry, names, columns) for entry in book.entries[-last:])]
+    if (last := rows - len(lines) - 1) > 0:
+        lines += [heading("last lines", columns), *(_line(entry, names, columns) for entry in logs.entries[-last:])]
     return lines[:rows]
 
 
 def _names(sources: Collection[str]) -> dict[str, str]:
-    """By file, as much of the end of its path as tells it from the others, all equally wide."""
+    """Shortest ends of the paths that differ from each other, padded to one width."""
     names: dict[str, str] = {}
     parts = 1
     left = list(sources)
     while left:
         tails = {source: "/".join(PurePath(source).parts[-parts:]) for source in left}
-        often = Counter(tails.values())
+        uses = Counter(tails.values())
         whole = {source for source in left if len(PurePath(source).parts) <= parts}
-        names |= {source: tails[source] for source in left if often[tails[source]] == 1 or source in whole}
+        names |= {source: tails[source] for source in left if uses[tails[source]] == 1 or source in whole}
         left = [source for source in left if source not in names]
         parts += 1
     columns = min(max(map(columns_of, names.values()), default=0), MAX_NAME_COLUMNS)
@@ -70,7 +66,7 @@ def _names(sources: Collection[str]) -> dict[str, str]:
 
 
 def _shortened(name: str, columns: int) -> str:
-    """Without its middle, if it is too wide: the folder that tells it apart comes first, and the file last."""
+    """Cut the middle out of a name that is too wide: its first folder distinguishes it, and the file comes last."""
     if columns_of(name) <= columns:
         return name
     first, rest = name[:HEAD_CHARS], name[HEAD_CHARS:]

@@ -1,7 +1,8 @@
-"""What one needs to run a job again: versions, places, settings, how it was started. And what is not known of it."""
+"""Manifest of a job, for running it again: versions, hosts, settings and command; and what is missing of its data."""
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 from ddpwatch.core.state.sanitize import NAME_CHARS, NOTE_CHARS, sanitize
@@ -14,29 +15,29 @@ if TYPE_CHECKING:
     from ddpwatch.wire import Hello
 
 Facts: TypeAlias = list[tuple[str, str]]
-Speakers: TypeAlias = "list[tuple[int, Any]]"
-"""By rank, its greeting, or its latest pass over the data."""
+Messages: TypeAlias = "list[tuple[int, Any]]"
+"""Ranks, each with its Hello or its latest message about the DataLoader."""
 MAX_VALUES: Final = 4
-"""Different values of one thing that are told."""
+"""Max. number of different values of one fact that are listed."""
 MAX_SETTING_CHARS: Final = 80
-"""A setting that takes more to tell rank by rank, such as a temporary file of each, is only told to differ."""
+"""Max. length, in characters, of a setting that differs between ranks, such as a temporary file of each."""
 MAX_HOSTS: Final = 64
 MAX_LIMITS: Final = 32
 DATA_PATH: Final = "DDPWATCH_DATA"
-"""The variable that users say with where the data are."""
+"""Environment variable with which users state the path of the data."""
 NOT_REPORTED: Final = "not told"
 DIFFERS: Final = "differs between ranks"
 
 
 class Fact(NamedTuple):
-    """Something that ranks say of themselves."""
+    """One fact that ranks report about themselves."""
 
     key: str
-    """In JSON."""
+    """Key in JSON."""
     name: str
-    """On a page."""
+    """Name in the report."""
     of: Callable[[Any], str | int | None]
-    """From a greeting, or from a pass over the data; empty or None = not told."""
+    """Reads the fact from a message; empty or None = not reported."""
     shown: Callable[[Any], str] = str
 
 
@@ -65,11 +66,11 @@ LOADER: Final = (
     Fact("batches", "batches a pass", lambda loader: loader.length or None),
 )
 LARGEST: Final = frozenset({"parameters", "parameter_bytes"})
-"""Of these JSON has one number, the largest."""
+"""Facts that are one number in JSON, the largest of all ranks; others are lists."""
 
 
 def manifest(state: RunState) -> list[tuple[str, Facts]]:
-    """Groups of facts, each with a title. Ranks that differ are told apart."""
+    """Groups of facts with their titles; where ranks differ, each value names its ranks."""
     hellos, loaders = _hellos(state), _loaders(state)
     path = [] if (reported := _facts_of(DATA, hellos)) == NOT_REPORTED else [(DATA.name, reported)]
     data = [(fact.name, _facts_of(fact, loaders)) for fact in LOADER] if loaders else [("DataLoader", NOT_REPORTED)]
@@ -85,17 +86,13 @@ def manifest(state: RunState) -> list[tuple[str, Facts]]:
 
 
 def manifest_object(state: RunState) -> dict[str, Any]:
-    """The same as plain values, ready for JSON: each that was told, once; settings as a page tells them."""
+    """The manifest as a JSON object, with each reported value once; settings are as in the report."""
     found: dict[str, Any] = {}
-    for facts, speakers in (
-        ((*VERSIONS, DEVICE, CORES, *MODEL, COMMAND, DATA), _hellos(state)),
-        (LOADER, _loaders(state)),
-    ):
+    hellos = (*VERSIONS, DEVICE, CORES, *MODEL, COMMAND, DATA), _hellos(state)
+    for facts, messages in (hellos, (LOADER, _loaders(state))):
         for fact in facts:
-            reported = sorted(
-                {_plain(value) for _, speaker in speakers if (value := fact.of(speaker)) not in ("", None)}
-            )
-            found[fact.key] = reported if fact.key not in LARGEST else reported[-1] if reported else None
+            values = {_sanitized(value) for _, message in messages if (value := fact.of(message)) not in ("", None)}
+            found[fact.key] = max(values, default=None) if fact.key in LARGEST else sorted(values)
     for name, pairs in (
         ("ddp", _settings(state, lambda hello: hello.ddp)),
         ("environment", _settings(state, lambda hello: hello.environment)),
@@ -105,7 +102,7 @@ def manifest_object(state: RunState) -> dict[str, Any]:
 
 
 def recorded_by_facts(recorder: str, limits: Mapping[str, Mapping[str, float]]) -> Facts:
-    """Which version recorded it, and the limits that were set."""
+    """Version of the recorder, and the thresholds that differ from the defaults."""
     if not recorder:
         return [("recorded by", NOT_REPORTED), ("limits", NOT_REPORTED)]
     set_to = [f"{group}.{key}={value:g}" for group, keys in limits.items() for key, value in keys.items()]
@@ -114,12 +111,11 @@ def recorded_by_facts(recorder: str, limits: Mapping[str, Mapping[str, float]]) 
 
 
 def missing_facts(state: RunState, *, damaged: bool = False) -> list[str]:
-    """What is missing in all that came, each as a sentence; of a damaged recording it may be missing for that."""
+    """What is missing of the run's messages, as sentences."""
     found = []
-    missing = [rank.rank for rank in state.ranks.values() if state.condition(rank) == "missing"]
-    if missing:
-        found.append(f"Of {ranks_text(missing)} nothing was heard.")
     ranks = state.ranks.values()
+    if missing := [rank.rank for rank in ranks if state.condition(rank) == "missing"]:
+        found.append(f"Of {ranks_text(missing)} nothing was heard.")
     if lost := sum(rank.lost for rank in ranks):
         why = "did not arrive, or could not be written by the recorder"
         found.append(f"{plural(lost, 'message')} {'cannot be read, ' if damaged else ''}{why}.")
@@ -139,10 +135,8 @@ def _places(state: RunState) -> Facts:
             hosts.setdefault(rank.host, []).append(rank.rank)
     shown = [f"{host} ({ranks_text(ranks)})" for host, ranks in list(hosts.items())[:MAX_HOSTS]]
     more = f", {len(hosts) - MAX_HOSTS} more" if len(hosts) > MAX_HOSTS else ""
-    gpus: dict[str, int] = {}
-    for rank in state.ranks.values():
-        for gpu in rank.gpus.latest.gpus if rank.gpus.latest is not None else ():
-            gpus[gpu.name or gpu.device] = gpus.get(gpu.name or gpu.device, 0) + 1
+    latest = (rank.gpus.latest for rank in state.ranks.values())
+    gpus = Counter(gpu.name or gpu.device for message in latest if message is not None for gpu in message.gpus)
     return [
         ("world size", plural(state.world_size, "rank")),
         ("hosts", (", ".join(shown) or NOT_REPORTED) + more),
@@ -152,45 +146,45 @@ def _places(state: RunState) -> Facts:
     ]
 
 
-def _hellos(state: RunState) -> Speakers:
+def _hellos(state: RunState) -> Messages:
     return [(rank.rank, rank.hello) for rank in state.ranks.values() if rank.hello is not None]
 
 
-def _loaders(state: RunState) -> Speakers:
+def _loaders(state: RunState) -> Messages:
     return [(rank.rank, rank.loaders[max(rank.loaders)]) for rank in state.ranks.values() if rank.loaders]
 
 
-def _plain(value: Any) -> Any:
+def _sanitized(value: Any) -> Any:
     return sanitize(value, NOTE_CHARS) if isinstance(value, str) else value
 
 
-def _facts_of(fact: Fact, speakers: Speakers) -> str:
-    values = ((rank, fact.of(speaker)) for rank, speaker in speakers)
-    return _spread((rank, "" if value is None else fact.shown(value)) for rank, value in values)
+def _facts_of(fact: Fact, messages: Messages) -> str:
+    values = ((rank, fact.of(message)) for rank, message in messages)
+    return _by_ranks((rank, "" if value is None else fact.shown(value)) for rank, value in values)
 
 
 def _settings(state: RunState, of: Callable[[Hello], dict[str, str]]) -> Facts:
-    said = [(rank, of(hello)) for rank, hello in _hellos(state)]
-    names = sorted({name for _, reported in said for name in reported})
-    return [(name, _setting([(rank, reported.get(name, "")) for rank, reported in said])) for name in names]
+    settings = [(rank, of(hello)) for rank, hello in _hellos(state)]
+    names = sorted({name for _, reported in settings for name in reported})
+    return [(name, _setting([(rank, reported.get(name, "")) for rank, reported in settings])) for name in names]
 
 
-def _setting(said: list[tuple[int, str]]) -> str:
-    text = _spread(said)
-    same = len({value for _, value in said if value}) <= 1
+def _setting(values: list[tuple[int, str]]) -> str:
+    text = _by_ranks(values)
+    same = len({value for _, value in values if value}) <= 1
     return text if same or len(text) <= MAX_SETTING_CHARS else DIFFERS
 
 
-def _spread(said: Iterable[tuple[int, str]]) -> str:
-    """What all say, or who says what."""
-    speakers: dict[str, list[int]] = {}
-    for rank, value in said:
-        speakers.setdefault(value, []).append(rank)
-    speakers.pop("", None)
-    if not speakers:
+def _by_ranks(values: Iterable[tuple[int, str]]) -> str:
+    """The value that all ranks have, or each value with its ranks."""
+    ranks_of: dict[str, list[int]] = {}
+    for rank, value in values:
+        ranks_of.setdefault(value, []).append(rank)
+    ranks_of.pop("", None)
+    if not ranks_of:
         return NOT_REPORTED
-    if len(speakers) == 1:
-        return next(iter(speakers))
-    if len(speakers) > MAX_VALUES:
-        return f"{len(speakers)} different ones"
-    return "; ".join(f"{value} ({ranks_text(ranks)})" for value, ranks in speakers.items())
+    if len(ranks_of) == 1:
+        return next(iter(ranks_of))
+    if len(ranks_of) > MAX_VALUES:
+        return f"{len(ranks_of)} different ones"
+    return "; ".join(f"{value} ({ranks_text(ranks)})" for value, ranks in ranks_of.items())

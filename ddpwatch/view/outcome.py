@@ -1,17 +1,11 @@
-"""How a run ended, in words: in full for its summary, the root cause in part of a line, and the time that was lost."""
+"""Text on how a run ended: in full for the summary, the root cause in part of a line, and the time lost in hangs."""
 
 from __future__ import annotations
 
 import re
 from typing import TYPE_CHECKING, Any, Final
 
-from ddpwatch.core.diagnosis.exits import (
-    how_ended,
-    is_complaint,
-    is_innocent,
-    is_timeout,
-    why_failed,
-)
+from ddpwatch.core.diagnosis.exits import how_ended, is_complaint, is_innocent, is_timeout, why_failed
 from ddpwatch.core.state.rank import PARTS
 from ddpwatch.core.state.sanitize import NOTE_CHARS, sanitize
 from ddpwatch.core.units import count, duration, finite, plural, ranks_text
@@ -30,12 +24,16 @@ if TYPE_CHECKING:
     from ddpwatch.view.run_view import RunView
 
 FAILED_SHOWN: Final = 3
+"""Max. number of failures shown with their exception."""
 FAILED_CHARS: Final = 300
 SAID_CHARS: Final = 120
 VICTIM_LINES: Final = 2
-"""Of what a rank says that has waited for another, or lost it: it tells nothing of what began it."""
+"""Max. number of lines of an exception in a rank that waited for another or lost it, which is not the root cause."""
+TENTHS_BELOW_S: Final = 120.0
+"""Lost times below this, in seconds, are shown with tenths of a second."""
+_S_DIGITS: Final = 3
 _PLACE: Final = re.compile(r"\[\S{1,200}\.(?:cc|cpp|h|hpp):\d{1,7}\] ?")
-"""A line of gloo's or torch's own source, which takes more room than what is said there."""
+"""Place in the source of gloo or torch, which is longer than the message after it."""
 _WHAT_IT_DID: Final[dict[Reason, str]] = {
     "interrupted": "was interrupted from the keyboard",
     "left": "left the others",
@@ -46,7 +44,7 @@ _WHAT_IT_DID: Final[dict[Reason, str]] = {
 
 
 def ending_lines(state: RunState, outcome: Outcome, columns: int) -> list[Line]:
-    """Well or badly, and whose fault: first failures in full, secondary failures in a line."""
+    """How the run ended, with first failures in full and secondary failures in one line."""
     if outcome.ending != "badly":
         return _good_ending(state, outcome, columns)
     exits = outcome.exits
@@ -62,15 +60,19 @@ def ending_lines(state: RunState, outcome: Outcome, columns: int) -> list[Line]:
         lines += paragraph(sanitize(alert.finding.message, NOTE_CHARS), columns, Level.STRONG, lead=[Cell("  ")])
     kinds = _by_kind(state, failed)
     for alike in kinds[:FAILED_SHOWN]:
-        lines += _failed(alike, _words(state, alike[0]), columns)
+        lines += _failed(alike, why_failed(state.ranks[alike[0]]), columns)
     # The ranks that the others waited for ended after them, but not because of them.
     named = secondary & set(alert.finding.ranks) if alert is not None else set()
     causes = ranks_text(cause.rank.rank for cause in exits.causes())
     blame = "which need not be to blame" if any(map(is_innocent, exits.causes())) else "most likely because of that"
-    words = {number: _how_lost(state.ranks[number].exit_code) for number in lost}
+    lost_how: dict[str, list[int]] = {}
+    for rank in lost:
+        code = state.ranks[rank].exit_code
+        how = "ended without a word: killed, most likely" if code is None else f"{how_ended(code)} without a word"
+        lost_how.setdefault(how, []).append(rank)
     for ranks, text, level in (
         (sorted(rank for alike in kinds[FAILED_SHOWN:] for rank in alike), "failed, too", Level.PLAIN),
-        *((_alike(words, text), text, Level.PLAIN) for text in dict.fromkeys(words.values())),
+        *((ranks, text, Level.PLAIN) for text, ranks in lost_how.items()),
         (silent, "no longer heard", Level.PLAIN),
         (sorted(named), "ended after that", Level.PLAIN),
         (sorted(secondary - named), f"ended after {causes}, {blame}", Level.DIM),
@@ -82,27 +84,21 @@ def ending_lines(state: RunState, outcome: Outcome, columns: int) -> list[Line]:
 
 
 def _by_kind(state: RunState, failed: Sequence[int]) -> list[list[int]]:
-    """Ranks that failed, those together that have waited in vain, that have lost another, or that say the same."""
+    """Group failed ranks: those that timed out, those that lost a connection, and those with the same exception."""
     kinds: dict[str, list[int]] = {}
-    for number in failed:
-        text = _words(state, number)
+    for rank in failed:
+        text = why_failed(state.ranks[rank])
         kind = "waited" if is_timeout(text) else "lost another" if is_complaint(text) else text.split(PARTS)[0]
-        kinds.setdefault(kind, []).append(number)
+        kinds.setdefault(kind, []).append(rank)
     return list(kinds.values())
 
 
-def _words(state: RunState, number: int) -> str:
-    return why_failed(state.ranks[number])
-
-
 def _failed(ranks: Sequence[int], text: str, columns: int) -> list[Line]:
-    """What the first of them says."""
-    who, reported = ranks_text(ranks), sanitize(text, FAILED_CHARS)
+    names, reported = ranks_text(ranks), sanitize(text, FAILED_CHARS)
+    lead = Cell(f"  {names} gave up waiting: ") if is_timeout(text) else Cell(f"  {names} failed: ", Level.BAD)
     if not is_complaint(text):
-        return paragraph(reported, columns, lead=[Cell(f"  {who} failed: ", Level.BAD)])
-    reported = _PLACE.sub("", reported, count=1)
-    lead = Cell(f"  {who} gave up waiting: ") if is_timeout(text) else Cell(f"  {who} failed: ", Level.BAD)
-    lines = paragraph(reported, columns, lead=[lead])
+        return paragraph(reported, columns, lead=[lead])
+    lines = paragraph(_PLACE.sub("", reported, count=1), columns, lead=[lead])
     if len(lines) <= VICTIM_LINES:
         return lines
     *kept, last = lines[:VICTIM_LINES]
@@ -114,18 +110,18 @@ def root_cause_text(outcome: Outcome) -> str:
     cause = outcome.root_cause
     if cause is None:
         return ""
-    who, others = ranks_text(cause.ranks), ranks_text(cause.secondary)
+    names, others = ranks_text(cause.ranks), ranks_text(cause.secondary)
     one = len(cause.ranks) == 1
     if cause.reason == "never heard":
         its = "its" if len(cause.secondary) == 1 else "their"
-        return f"{others} lost {its} connection to another; {who} {'was' if one else 'were'} never heard"
+        return f"{others} lost {its} connection to another; {names} {'was' if one else 'were'} never heard"
     if cause.end is not None and cause.reason in {"signal", "own end"}:
         what = _how_it_ended(cause.end) if cause.reason == "own end" else how_ended(cause.end.code or 0)
     else:
         what = _WHAT_IT_DID[cause.reason]
     if not one and what.startswith("was "):
         what = what.replace("was", "were", 1)
-    return f"{who} {what}" + (f"; {others} after {'it' if one else 'them'}" if cause.secondary else "")
+    return f"{names} {what}" + (f"; {others} after {'it' if one else 'them'}" if cause.secondary else "")
 
 
 def bad_ranks_text(outcome: Outcome) -> str:
@@ -149,47 +145,28 @@ def _how_it_ended(end: End) -> str:
     return "was lost" if end.code is None else how_ended(end.code)
 
 
-def _alike(words: dict[int, str], text: str) -> list[int]:
-    return [number for number, reported in words.items() if reported == text]
-
-
-def _how_lost(code: int | None) -> str:
-    return "ended without a word: killed, most likely" if code is None else f"{how_ended(code)} without a word"
-
-
 def _good_ending(state: RunState, outcome: Outcome, columns: int) -> list[Line]:
     if outcome.switched_off:
         off = ranks_text(outcome.switched_off)
         text = f"ddpwatch switched itself off on {off}; how the training ended is not known."
         return paragraph(text, columns, Level.WARN, lead=[Cell("▲ ", Level.WARN)])
-    who = "all ranks" if len(outcome.left) == state.world_size else plural(len(outcome.left), "rank")
-    text = f"The run has ended well: {who} said goodbye."
+    left = "all ranks" if len(outcome.left) == state.world_size else plural(len(outcome.left), "rank")
+    text = f"The run has ended well: {left} said goodbye."
     return paragraph(text, columns, Level.STRONG, lead=[Cell("■ ", Level.OK)])
 
 
-TENTHS_BELOW_S: Final = 120.0
-"""Of longer times nobody asks for the tenth of a second."""
-_S_DIGITS: Final = 3
-
-
 def lost_text(run_view: RunView, hang: Hang | None) -> str:
-    """The time in which nothing went on, and why; empty = there was none."""
-    return "; ".join(filter(None, (hang_text(hang), lost_time_text(run_view))))
-
-
-def hang_text(hang: Hang | None) -> str:
-    """The hang at the end, in a few words; empty = there was none."""
+    """Time lost in the hang at the end and in hung steps; empty = none."""
+    in_steps = lost_time_text(run_view)
     if hang is None:
-        return ""
-    who = f", for {ranks_text(hang.ranks)}" if hang.ranks else ""
-    return f"{hang.seconds:.1f} s in a hang that no step has come after{who}"
+        return in_steps
+    ranks = f", for {ranks_text(hang.ranks)}" if hang.ranks else ""
+    in_hang = f"{hang.seconds:.1f} s in a hang that no step has come after{ranks}"
+    return f"{in_hang}; {in_steps}" if in_steps else in_hang
 
 
 def lost_time_text(run_view: RunView) -> str:
-    """The time that was lost to such steps, how many there were, and the longest; empty = there were none.
-
-    Of the steps that are kept: of a long run these are the last ones.
-    """
+    """Time lost in hung steps, their number and the longest, among the steps that the timeline keeps; empty = none."""
     steps = run_view.timeline.steps(run_view.last_step)
     hung = run_view.timeline.hung_steps(steps)
     if hung is None:
@@ -199,13 +176,13 @@ def lost_time_text(run_view: RunView) -> str:
 
 
 def longest_text(hung: HungSteps) -> str:
-    """The longest of such steps, and for whom it took so long; where it is the only one, that is all of them."""
-    who = "" if hung.rank is None else f", for rank {hung.rank}"
-    return f"{'the longest: ' if hung.steps > 1 else ''}{_step_text(hung)}{who}"
+    """The longest hung step, and the rank that the others waited for in it."""
+    rank = "" if hung.rank is None else f", for rank {hung.rank}"
+    return f"{'the longest: ' if hung.steps > 1 else ''}{_step_text(hung)}{rank}"
 
 
 def hung_text(hung: HungSteps) -> str:
-    """For how long it stood still, and when: `stood still for 8.0 s at step 100`."""
+    """Time lost in hung steps, as in `stood still for 8.0 s at step 100`."""
     lost = f"stood still for {seconds_text(hung.lost_s)}"
     if hung.steps == 1:
         return f"{lost} at step {count(hung.longest_step)}"
@@ -213,7 +190,7 @@ def hung_text(hung: HungSteps) -> str:
 
 
 def hung_object(hung: HungSteps | None) -> dict[str, Any] | None:
-    """The steps in which the job stood still, and for whom in the longest of them; null = it never did."""
+    """Hung steps as a JSON object; None = there were none."""
     if hung is None:
         return None
     return {
@@ -226,7 +203,7 @@ def hung_object(hung: HungSteps | None) -> dict[str, Any] | None:
 
 
 def seconds_text(seconds: float) -> str:
-    """A time that is lost."""
+    """Format a lost time."""
     return f"{seconds:.1f} s" if seconds < TENTHS_BELOW_S else duration(seconds)
 
 

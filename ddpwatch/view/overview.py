@@ -1,4 +1,4 @@
-"""The four answers at the top of the overview: how fast, how much, what all-reduce costs, how the devices do."""
+"""Cards at the top of the overview: step time, throughput, all-reduce share, and devices."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ddpwatch.core import rules
 from ddpwatch.core.units import UNPROVEN, count, duration, ms, percent, plural, size, wire_and_waiting
 from ddpwatch.view.alerts.format import MARKS
 from ddpwatch.view.allreduce import share_lately, share_mark
-from ddpwatch.view.cells import Cell, Level, columns_of, fit, line_columns
+from ddpwatch.view.cells import Cell, Level, fit, line_columns
 from ddpwatch.view.charts.sparkline import spark
 from ddpwatch.view.gpus.columns import used_of
 from ddpwatch.view.gpus.usage import WORTH_SAYING_PERCENT, held_by, held_harshly
@@ -19,7 +19,6 @@ from ddpwatch.view.scaling import scaling_mark
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ddpwatch.core.alerts.model import Finding
     from ddpwatch.core.metrics.figures import Figures
     from ddpwatch.view.cells import Line
     from ddpwatch.view.gpus.usage import GpuTotals
@@ -31,7 +30,7 @@ _LABEL_COLUMNS: Final = 12
 
 
 def step_card(run_view: RunView, columns: int) -> list[Line]:
-    """How long a step takes, its worst, and how that went."""
+    """Card of the step time: median, p99 and sparkline."""
     figures, timeline = run_view.figures, run_view.timeline
     if figures is None:
         return [_unproven("no step yet"), [], []]
@@ -46,7 +45,7 @@ def step_card(run_view: RunView, columns: int) -> list[Line]:
 
 
 def throughput_card(run_view: RunView, columns: int) -> list[Line]:
-    """Samples a second, of all ranks and of each."""
+    """Card of the throughput: samples per second of all ranks and of one, and sparkline."""
     figures, timeline = run_view.figures, run_view.timeline
     if figures is None or figures.samples_per_s is None:
         why = "no step yet" if figures is None else "batch size not known" if figures.complete else "ranks missing"
@@ -55,7 +54,7 @@ def throughput_card(run_view: RunView, columns: int) -> list[Line]:
     steps = timeline.steps(run_view.last_step, SPARK_STEPS)
     each = [Cell("one rank", Level.DIM)]
     if world > 1:
-        # How well the ranks scale is told against a baseline only.
+        # Scaling efficiency needs a baseline.
         own_work = Cell(f"{percent(1.0 - figures.share)} own work", Level.DIM)
         reported = scaling_mark(run_view.scaling) if run_view.scaling is not None else own_work
         of_one = count(figures.samples_per_s / world)
@@ -70,7 +69,7 @@ def throughput_card(run_view: RunView, columns: int) -> list[Line]:
 
 
 def allreduce_card(run_view: RunView, columns: int) -> list[Line]:
-    """The all-reduce share, and what it is made of: the wire, or waiting for somebody."""
+    """Card of the all-reduce share, split into wire and waiting."""
     figures = run_view.figures
     if run_view.state.world_size == 1:
         return [[Cell("one rank: nothing to reduce", Level.DIM)], [], []]
@@ -88,40 +87,41 @@ def allreduce_card(run_view: RunView, columns: int) -> list[Line]:
         return [first, [Cell("wire or waiting: ranks missing", Level.DIM)], []]
     wire, waiting = wire_and_waiting(figures.share, figures.wire_share)
     second = [Cell(f"wire {wire} + waiting {waiting} %", Level.PLAIN)]
-    slow = _waited_for(run_view)
+    stragglers = [finding for finding in run_view.worst.values() if finding.rule == rules.STRAGGLER]
+    slow = max(stragglers, key=lambda finding: finding.cost or 0.0, default=None)
     if slow is not None and waiting > wire:
         named = Cell(f"(r{slow.ranks[0]})", MARKS[slow.severity].level)
-        # The bar below tells the wire, too; who it is stands nowhere else in the card.
+        # The bar below shows the wire, too; the rank is shown nowhere else in the card.
         parts = (f"wire {wire} + waiting {waiting} ", f"wire {wire}, wait {waiting} ", f"waiting {waiting} ")
         second = _first_that_fits([[Cell(text), named] for text in parts], columns)
     return [first, second, _split_bar(figures, columns)]
 
 
 def device_title(run_view: RunView) -> str:
-    """What the fourth card tells of."""
+    """Title of the card of devices."""
     return "GPU" if run_view.totals.gpus is not None else "CPU"
 
 
 def device_card(run_view: RunView, columns: int) -> list[Line]:
-    """The GPUs; CPU and memory of the ranks, as long as no GPU has been seen."""
+    """Card of the GPUs, or of CPU and memory if no rank reports a GPU."""
     totals = run_view.totals
     if totals.gpus is not None:
-        return _of_now(run_view, _gpu_card(totals.gpus, columns))
+        return _with_hindsight(run_view, _gpu_card(totals.gpus, columns))
     if not totals.beats:
         return [_unproven("no rank heard"), [], []]
     card = [
         [
             Cell(f"{count(totals.cpu_percent)} % CPU", Level.STRONG),
-            Cell(f"   most {count(totals.most_cpu_percent)}", Level.DIM),
+            Cell(f"   most {count(totals.max_cpu_percent)}", Level.DIM),
         ],
         [Cell(f"{size(totals.rss_bytes)} of memory in all", Level.DIM)],
         [Cell("no GPU data", Level.DIM)],
     ]
-    return _of_now(run_view, card)
+    return _with_hindsight(run_view, card)
 
 
-def _of_now(run_view: RunView, card: list[Line]) -> list[Line]:
-    """Looking back, devices are still those of now: dim, and with the step that they are of."""
+def _with_hindsight(run_view: RunView, card: list[Line]) -> list[Line]:
+    """Looking back, the devices are current values: dim them, and add the step that they are of."""
     if not run_view.hindsight:
         return card
     first, second, _ = ([cell._replace(level=Level.DIM) for cell in line] for line in card)
@@ -129,7 +129,7 @@ def _of_now(run_view: RunView, card: list[Line]) -> list[Line]:
 
 
 def _gpu_card(gpus: GpuTotals, columns: int) -> list[Line]:
-    """How busy, and what of that is waiting; the fullest, the hottest, and the one that is held down most."""
+    """Utilization with its part spent waiting; the fullest, the hottest, and the most throttled GPU."""
     first = [Cell(UNPROVEN if gpus.util_percent is None else f"{gpus.util_percent:.0f} %", Level.STRONG)]
     if gpus.waiting_percent is not None and gpus.waiting_percent >= WORTH_SAYING_PERCENT:
         waiting = f"{gpus.waiting_percent:.0f} waiting"
@@ -141,10 +141,8 @@ def _gpu_card(gpus: GpuTotals, columns: int) -> list[Line]:
     if gpus.hottest is not None:
         dot = " · " if second else ""
         heat = f"{gpus.hottest[0]} °C r{gpus.hottest[1]}"
-        word = "hottest "
-        if line_columns(second) + columns_of(f"{dot}{word}{heat}") > columns:
-            word = ""
-        second.append(Cell(f"{dot}{word}{heat}", Level.DIM))
+        words = (f"{dot}hottest {heat}", f"{dot}{heat}")
+        second = _first_that_fits([[*second, Cell(text, Level.DIM)] for text in words], columns)
     return [first, second, _throttled(gpus)]
 
 
@@ -163,7 +161,7 @@ def _throttled(gpus: GpuTotals) -> Line:
 
 
 def compact(run_view: RunView, columns: int) -> list[Line]:
-    """The same answers as lines, where there is no room for cards."""
+    """The cards as one line each, for low windows."""
     cards = (
         ("step", step_card),
         ("throughput", throughput_card),
@@ -174,15 +172,15 @@ def compact(run_view: RunView, columns: int) -> list[Line]:
     for label, card in cards:
         first, second, third = card(run_view, max(8, columns - 50))
         line = [Cell(f" {label}".ljust(_LABEL_COLUMNS), Level.DIM), *first]
-        # Of devices the last line matters more: what is throttled, or that it is not of then.
+        # Of devices the last line matters more: throttling, or that the values are of another step.
         turned = label == "GPU" or (label == "CPU" and bool(run_view.hindsight))
         if turned:
             second, third = third, second
         if second:
             line += [Cell("  · ", Level.DIM), *second]
-        # The curve fills what is left, if that is worth a look.
         if turned:
-            line += _what_fits(third, columns - line_columns(line))
+            line += _whole_cells(third, columns - line_columns(line))
+        # The sparkline fills the rest, unless that is very short.
         left = columns - line_columns(line) - 3
         if third and left >= 12 and label in {"step", "throughput"}:
             line += [Cell("  "), *card(run_view, left)[2]]
@@ -190,18 +188,18 @@ def compact(run_view: RunView, columns: int) -> list[Line]:
     return lines
 
 
-def _what_fits(cells: Line, columns: int) -> Line:
-    """Whole ones only, after a dot."""
+def _whole_cells(cells: Line, columns: int) -> Line:
+    """The cells that fit without a cut, after a dot."""
     line: Line = [Cell("  · ", Level.DIM)]
     for cell in cells:
-        if line_columns(line) + line_columns([cell]) > columns:
+        if line_columns([*line, cell]) > columns:
             break
         line.append(cell)
     return line if len(line) > 1 else []
 
 
 def _first_that_fits(lines: Sequence[Line], columns: int) -> Line:
-    """The fullest wording that there is room for; the last one if there is room for none."""
+    """The first wording that fits; the last one if none does."""
     return next((line for line in lines if line_columns(line) <= columns), lines[-1])
 
 
@@ -213,14 +211,8 @@ def _split_bar(figures: Figures, columns: int) -> Line:
     return [Cell("▒" * wire, Level.WIRE), Cell("░" * waiting, Level.WAITING), Cell("·" * rest, Level.DIM)]
 
 
-def _waited_for(run_view: RunView) -> Finding | None:
-    """The finding about the costliest straggler; a guess is not shown."""
-    slow = [finding for finding in run_view.worst.values() if finding.rule == rules.STRAGGLER]
-    return max(slow, key=lambda finding: finding.cost or 0.0, default=None)
-
-
 def _stalled_line(run_view: RunView) -> Line:
-    """That the figures are of before, where no step ends any more."""
+    """Warning that the run is stalled; empty = it is not."""
     if run_view.stalled_s is None:
         return []
     return [Cell(f"▲ no step for {duration(run_view.stalled_s)}", Level.WARN)]

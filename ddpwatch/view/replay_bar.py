@@ -1,4 +1,4 @@
-"""The line that says where a replay is: whether it plays, how fast, what time it is there, and what went wrong when."""
+"""Replay bar: state, speed and time of a replay, and a timeline with its alerts."""
 
 from __future__ import annotations
 
@@ -19,52 +19,55 @@ if TYPE_CHECKING:
     from ddpwatch.view.cells import Line
 
 MIN_COLUMNS: Final = 10
-"""A timeline with fewer columns tells nothing."""
+"""Min. width of the timeline, in columns."""
 PARTS: Final = 10_000
-"""A click tells the place in parts of so many."""
+"""Resolution of a click on the timeline: the action carries its position in 1/10,000 of the recording."""
 
 
 class Mark(NamedTuple):
     """An alert on the timeline."""
 
     part: float
-    """Where, from 0 to 1."""
+    """Position from 0 to 1."""
     severity: Severity
 
 
 @dataclass(frozen=True)
 class Position:
-    """Where a replay is."""
+    """Position and state of a replay."""
 
     at_ns: int
-    """What time it is there; Unix."""
+    """Recorded Unix time, in nanoseconds."""
     passed_s: float
-    """How much of the recording lies behind; the time between two attempts does not count."""
+    """Recorded time before this position, in seconds, without the time between two attempts."""
     total_s: float
     playing: bool
     at_end: bool
     speed: float
     attempt: int
-    """From 1."""
+    """Number of the attempt, from 1."""
     attempts: int
     progress: float | None = None
-    """How much is done of the way to where it shall be; None = it is there."""
+    """Progress of seeking, from 0 to 1; None = not seeking."""
     marks: tuple[Mark, ...] = ()
     seams: tuple[float, ...] = ()
-    """Where an attempt begins, but for the first one."""
+    """Positions, from 0 to 1, where the second and later attempts begin."""
     damage: Damage | None = None
-    """What could not be read of the recording; None = nothing so far."""
+    """Damage of the recording that was found so far."""
     older: bool = False
-    """Whether what came before is still looked for, and charts are shorter than they will be."""
+    """Whether older steps are still being read, and charts are shorter than they will be."""
 
 
 def replay_line(position: Position, columns: int, zone: tzinfo) -> Line:
-    """Sign, speed and times on the left, attempts on the right, the timeline between them."""
-    left = [Cell(" "), *_sign(position), Cell(" "), *_times(position, zone)]
-    right = _attempts(position)
+    """State, speed and times on the left, notes on the right, the timeline between them if there is room."""
+    state, right = [Cell(" "), _state_cell(position)], _notes(position)
+    moment = moment_of(position.at_ns)
+    time_of_day = "--:--:--" if moment is None else f"{moment.astimezone(zone):%H:%M:%S}"
+    total = Cell(f" {clock(position.passed_s)}/{clock(position.total_s)}", Level.DIM)
+    left = [*state, Cell(" "), Cell(time_of_day, Level.STRONG, "go_to"), total]
     room = columns - line_columns(left) - line_columns(right) - 3
     if room < MIN_COLUMNS:
-        left = [Cell(" "), *_sign(position), Cell(f" {_time_of_day(position, zone)}")]
+        left = [*state, Cell(f" {time_of_day}")]
         room = columns - line_columns(left) - line_columns(right) - 3
     if room < MIN_COLUMNS:
         return fit([*left, Cell(" "), *right], columns)
@@ -72,7 +75,7 @@ def replay_line(position: Position, columns: int, zone: tzinfo) -> Line:
 
 
 def timeline(position: Position, columns: int) -> Line:
-    """The whole recording from left to right. What has passed is drawn thick; a click on a place goes there."""
+    """The whole recording from left to right, thick up to the position; a click seeks."""
     here = _column(position.passed_s / position.total_s if position.total_s else 0.0, columns)
     worst: dict[int, Severity] = {}
     for mark in position.marks:
@@ -97,27 +100,14 @@ def _column(part: float, columns: int) -> int:
     return min(max(int(part * columns), 0), columns - 1)
 
 
-def _sign(position: Position) -> Line:
+def _state_cell(position: Position) -> Cell:
     if position.progress is not None:
-        return [Cell(f"… {position.progress:4.0%}", Level.WARN)]
-    sign = "■" if position.at_end else "▶" if position.playing else "‖"
-    level = Level.OK if sign == "▶" else Level.WARN
-    return [Cell(f"{sign} ×{position.speed:<4g}", level, "pause")]
+        return Cell(f"… {position.progress:4.0%}", Level.WARN)
+    glyph = "■" if position.at_end else "▶" if position.playing else "‖"
+    return Cell(f"{glyph} ×{position.speed:<4g}", Level.OK if glyph == "▶" else Level.WARN, "pause")
 
 
-def _times(position: Position, zone: tzinfo) -> Line:
-    return [
-        Cell(_time_of_day(position, zone), Level.STRONG, "go_to"),
-        Cell(f" {clock(position.passed_s)}/{clock(position.total_s)}", Level.DIM),
-    ]
-
-
-def _time_of_day(position: Position, zone: tzinfo) -> str:
-    moment = moment_of(position.at_ns)
-    return "--:--:--" if moment is None else f"{moment.astimezone(zone):%H:%M:%S}"
-
-
-def _attempts(position: Position) -> Line:
+def _notes(position: Position) -> Line:
     line: Line = []
     if position.older:
         line.append(Cell("… reading the past of the charts ", Level.WARN))

@@ -1,10 +1,6 @@
-"""What is to be drawn: a run at one of its steps, worked out once and handed to everything that draws.
+"""Snapshot of a run at one of its steps, computed once, from which every screen is drawn.
 
-What is said of all ranks together. Walks them once, when a picture is worked out, so that drawing does not.
-
-What a person should know besides the figures and the alerts: who has not come, and notes of the ranks.
-
-Why there are no figures of a run, in words: it has no step, or none that counts.
+Also: totals over all ranks, remarks on the run (missing ranks, notes of the agents), and why there are no figures.
 """
 
 from __future__ import annotations
@@ -41,42 +37,48 @@ if TYPE_CHECKING:
     from ddpwatch.recording.health import Damage
     from ddpwatch.view.gpus.usage import GpuTotals
 
+NO_LOGS: Final = LogState().snapshot()
+HINDSIGHT_STEPS: Final = 5
+"""Looking back by at most this many steps, what is of now counts as being of that step."""
+MAX_NOTES: Final = 8
+"""Max. number of notes shown, the newest."""
+MAX_REASONS: Final = 3
+"""Max. number of reasons shown why ranks are not heard."""
+
 
 @dataclass(frozen=True)
 class Extent:
-    """How much room the longest entries of the rank table take, and the step that fills a bar."""
+    """Widths of columns of the rank table, and the step time that fills a bar."""
 
     rank_columns: int
     host_columns: int
     full_ns: float
     has_gpus: bool = False
-    """Whether GPUs are read: they have columns then."""
+    """Whether there are columns for GPUs."""
 
 
 @dataclass(frozen=True)
 class Totals:
-    """All ranks in a few numbers."""
+    """Totals over all ranks."""
 
     hosts: int
     step: int | None
-    """The furthest step that a rank is in."""
+    """The latest step that a rank is in."""
     running_s: float | None
-    """For how long the run has been going, or had at the step that is looked back at, by the ranks' own clocks; None =
-    they do not tell.
-    """
+    """Seconds from the start to now, or to the step looked back at, by the ranks' clocks; None = unknown."""
     beats: int
-    """Ranks that have told of their CPU and memory."""
+    """Number of ranks that have reported CPU and memory."""
     cpu_percent: float
-    """The mean of them."""
-    most_cpu_percent: float
+    """Mean over these ranks."""
+    max_cpu_percent: float
     rss_bytes: int
     gpus: GpuTotals | None
-    """None = no rank tells of a GPU."""
+    """None = no rank reports a GPU."""
     extent: Extent
 
 
 def extent_of(rows: Sequence[Row]) -> Extent:
-    """For a table of these ranks."""
+    """Extent of a table of these ranks."""
     return Extent(
         rank_columns=len(str(max((row.state.rank for row in rows), default=0))),
         host_columns=max((columns_of(host) for host in {row.state.host for row in rows}), default=0),
@@ -85,10 +87,7 @@ def extent_of(rows: Sequence[Row]) -> Extent:
     )
 
 
-def totals_of(state: RunState, rows: Sequence[Row], at: int | None = None, *, of_now: bool = True) -> Totals:
-    """Of this run, whose ranks are these; `at` is the step that is looked back at, `of_now` = the figures of the ranks
-    are.
-    """
+def _totals_of(state: RunState, rows: Sequence[Row], at: int | None, *, of_now: bool) -> Totals:
     beats = [row.state.beat for row in rows if row.state.beat is not None]
     extent = extent_of(rows)
     cpu_percent = [beat.cpu_percent for beat in beats]
@@ -98,7 +97,7 @@ def totals_of(state: RunState, rows: Sequence[Row], at: int | None = None, *, of
         running_s=_running_s(state, rows, at),
         beats=len(beats),
         cpu_percent=sum(cpu_percent) / max(len(beats), 1),
-        most_cpu_percent=max(cpu_percent, default=0.0),
+        max_cpu_percent=max(cpu_percent, default=0.0),
         rss_bytes=sum(beat.rss_bytes for beat in beats),
         gpus=gpu_totals(gpu_rows(rows, of_now=of_now)) if extent.has_gpus else None,
         extent=extent,
@@ -117,15 +116,12 @@ def _running_s(state: RunState, rows: Sequence[Row], at: int | None) -> float | 
     return (now_ns - started_ns) / 1e9 if 0 < started_ns <= now_ns else None
 
 
-NO_LOGS: Final = LogState().snapshot()
-HINDSIGHT_STEPS: Final = 5
-"""So close to the latest step there is no difference worth a word."""
-
-
 @dataclass(frozen=True)
 class RunView:
-    """A run at one step. Holds the watch itself, which goes on while the picture is drawn: of what is in it, drawings
-    take values, and walk through nothing that may change meanwhile.
+    """Snapshot of a run at one step.
+
+    `monitor` continues to change in another thread while the view is drawn: drawing code may read single values of it,
+    but not iterate over its containers.
     """
 
     monitor: Monitor
@@ -133,85 +129,83 @@ class RunView:
     figures: Figures | None
     """None = no step yet that all ranks have finished."""
     rows: tuple[Row, ...]
-    """All ranks, in their order."""
+    """All ranks, by number."""
     urgent: tuple[Row, ...]
-    """All ranks, those that need a look first."""
+    """All ranks, those that need attention first."""
     totals: Totals
     condition: RunCondition
     alerts: tuple[Alert, ...]
-    """Those that were open at that step, most urgent first; stale ones come last."""
+    """Alerts that were open at that step, most urgent first, stale ones last."""
     closed: tuple[Alert, ...]
-    """Those that are over, oldest first."""
+    """Closed alerts, oldest first."""
     at: int | None
-    """The step that is looked back at; None = the latest."""
+    """The step looked back at; None = the latest."""
     now: Moment
-    """When it was worked out."""
+    """When the view was computed."""
     past: bool = False
-    """Whether that step is so long past that what is of now does not belong to it."""
+    """Whether `at` is so long ago that current values, such as CPU, do not belong to it."""
     evaluated: bool = True
-    """Whether all steps that were there have been judged."""
+    """Whether the rules have been evaluated for all steps."""
     paused: bool = False
-    """Whether it stands still while the run goes on."""
+    """Whether the user has paused the view while the run continues."""
     simulated: bool = False
-    """Made up, which every screen must say."""
+    """Whether the run is simulated, which every screen must show."""
     replayed: bool = False
-    """Recorded, and not of now: every screen must say that, too."""
+    """Whether the run is a replay, which every screen must show."""
     worst: dict[int, Finding] = field(default_factory=dict)
     """By rank, the most urgent finding that names it, of alerts that are not stale."""
     logs: LogSnapshot = NO_LOGS
-    """What the watched log files say."""
+    """State of the watched log files."""
     stalled_s: float | None = None
-    """Seconds for which no step has ended, where that is longer than steps take; None = they come."""
+    """Seconds since the last step, if that is longer than steps take; None = not stalled."""
     scaling: Scaling | None = None
-    """Against a run of one process, over the steps of the figures; None = there is none to compare with, or nothing can
-    be said.
-    """
+    """Scaling against the baseline over the steps of the figures; None = no baseline, or no figures."""
     whole_scaling: Scaling | None = None
     """The same over all steps that were seen."""
     aggregate: Aggregate = field(default_factory=Aggregate)
     """All steps that were seen; at the end of a replay, all that were recorded."""
     read: float = 1.0
-    """At the end of a replay, how much of the recording was read for that, from 0 to 1."""
+    """At the end of a replay, the fraction of the recording that was read for that."""
     damage: Damage | None = None
-    """What could not be read of the recording; None = nothing so far, or there is none."""
+    """Damage of the recording that was found so far."""
     by_steps: bool = False
-    """Whether one stands still in a replay, which is gone through by the steps that all ranks have finished."""
+    """Whether a replay is paused and stepped through by the steps that all ranks have finished."""
 
     @property
     def state(self) -> RunState:
-        """The run."""
+        """State of the run."""
         return self.monitor.state
 
     @property
     def limits(self) -> Limits:
-        """What it is judged by."""
+        """Thresholds of the rules."""
         return self.monitor.limits
 
     @property
     def last_step(self) -> int | None:
-        """The last step of the figures and charts; None = there is none."""
+        """Last step of the figures and charts."""
         return self.figures.last_step if self.figures else None
 
     @property
     def fresh(self) -> tuple[Alert, ...]:
-        """The open alerts that are not stale."""
+        """Open alerts that are not stale."""
         return tuple(alert for alert in self.alerts if not alert.stale)
 
     @property
     def too_early(self) -> bool:
-        """Whether there are too few steps yet for any rule to judge."""
+        """Whether there are too few steps yet for any rule."""
         return self.last_step is None or self.last_step < self.limits.judge.warmup_steps + WindowLimits.MIN_STEPS
 
     @property
     def hindsight(self) -> str:
-        """Where what is shown is not of the step that is looked back at: of which one it is. Empty = it is."""
+        """Note that current values are not of the step looked back at; empty = they are."""
         if self.at is None or not self.past:
             return ""
         return f"{self.newest}, not of step {count(self.at)}"
 
     @property
     def newest(self) -> str:
-        """Of which step that is which is always of now."""
+        """The step of current values, as text."""
         return f"as of step {count((self.totals.step or 0) - 1)}"
 
 
@@ -226,11 +220,10 @@ def run_view(
     baseline: Profile | None = None,
     between: Callable[[], None] = lambda: None,
 ) -> RunView:
-    """The run now, or as it was at step `at`: figures over the steps up to there, alerts that were open then.
+    """Compute the view of the run now, or at step `at`: figures over the steps up to it, alerts that were open then.
 
-    What a rank says of this very moment (its state, CPU and memory) is always of now; looking back, of the now in which
-    the picture was worked out, for as long as it is looked at. `baseline` is what scaling is told against. Of thousands
-    of ranks it takes a while: `between` is called now and then.
+    State, CPU and memory of the ranks are always current. `baseline` is the run that scaling is computed against. With
+    thousands of ranks this takes a while; `between` is called between its parts.
     """
     state = monitor.state
     now = Moment(state.step, state.now_ns, state.unix_ns)
@@ -238,7 +231,9 @@ def run_view(
     between()
     alerts = alerts_at(monitor, at)
     worst = findings_by_rank(alerts)
-    then = at is not None and (_is_past(at, now.step) or (at < (now.step or 0) - 1 and _stands(state, figures)))
+    steps_since = 0 if at is None else (now.step or 0) - 1 - at
+    # Also if now is long after the last step, even with few steps since.
+    then = steps_since > HINDSIGHT_STEPS or (steps_since > 0 and stalled_s(state, figures) is not None)
     rows = rows_of(state, figures, worst, then=then, frozen=at is not None)
     between()
     return RunView(
@@ -247,7 +242,7 @@ def run_view(
         figures=figures,
         rows=rows,
         urgent=tuple(sorted(rows, key=attention)),
-        totals=totals_of(state, rows, at, of_now=not then),
+        totals=_totals_of(state, rows, at, of_now=not then),
         condition=state.run_condition(),
         alerts=tuple(alerts),
         closed=tuple(monitor.book.closed) if monitor.caught_up else (),
@@ -267,23 +262,22 @@ def run_view(
     )
 
 
-def picture_now(monitor: Monitor, baseline: Profile | None = None, timeline: Timeline | None = None) -> RunView:
-    """The run now, for a front end that looks once. One that looks again passes the same timeline each time, so that
-    only the steps since are added to it.
-    """
+def current_view(monitor: Monitor, baseline: Profile | None = None, timeline: Timeline | None = None) -> RunView:
+    """Compute the view of the run now. Repeated calls pass the same timeline, to which only newer steps are added."""
     timeline = Timeline() if timeline is None else timeline
     timeline.follow(monitor.state)
     return run_view(monitor, timeline, baseline=baseline)
 
 
 def refreshed_view(before: RunView) -> RunView | None:
-    """A picture of now a moment later, without a walk over what all ranks have told: their rows and figures stay, the
-    rest is as it is now. None = the rows would contradict it, since somebody else is accused meanwhile, or was.
+    """Update a view without iterating over all ranks: rows and figures stay, the rest is current.
+
+    None = the rows would contradict the alerts, because other ranks are blamed than before.
     """
     monitor, state = before.monitor, before.state
     alerts = alerts_at(monitor, None)
     worst = findings_by_rank(alerts)
-    if _accused(worst) != _accused(before.worst):
+    if _blamed(worst) != _blamed(before.worst):
         return None
     passed_s = (state.now_ns - before.now.now_ns) / 1e9
     running_s = before.totals.running_s
@@ -301,17 +295,15 @@ def refreshed_view(before: RunView) -> RunView | None:
     )
 
 
-def _accused(worst: dict[int, Finding]) -> dict[int, tuple[str, str | None, Severity]]:
+def _blamed(worst: dict[int, Finding]) -> dict[int, tuple[str, str | None, Severity]]:
     return {rank: (finding.rule, finding.phase, finding.severity) for rank, finding in worst.items()}
 
 
 def alerts_at(monitor: Monitor, step: int | None) -> list[Alert]:
-    """The alerts that were open at a step, as they read then, or that are now; most urgent first, stale ones last. None
-    before the first verdict on now.
-    """
+    """Alerts that were open at a step, with their text of then, or that are open now (None)."""
     book = monitor.book
     if not monitor.caught_up:
-        # Of a history that is still being judged: what they say was true once, and may be over.
+        # The history is still being evaluated: its alerts may be over by now.
         return []
     alerts: Iterable[Alert] = book.open.values()
     if step is not None:
@@ -319,28 +311,17 @@ def alerts_at(monitor: Monitor, step: int | None) -> list[Alert]:
     return sorted(most_urgent_first(alerts), key=lambda alert: bool(alert.stale))
 
 
-def _is_past(at: int, step: int | None) -> bool:
-    return (step or 0) - 1 - at > HINDSIGHT_STEPS
-
-
-def _stands(state: RunState, figures: Figures | None) -> bool:
-    """Whether now is long after the last step, however few there were since."""
-    return stalled_s(state, figures) is not None
-
-
-MAX_NOTES: Final = 8
-"""Most notes shown, the newest."""
-MAX_REASONS: Final = 3
-"""Most reasons told why ranks are not heard."""
-
-
 def remarks(state: RunState) -> list[Cell]:
-    """One cell a remark, without a mark in front. Ranks that say the same share one. What was lost is an alert."""
-    return [*_not_come(state), *_unreachable(state), *_notes(state), *_unknown_kinds(state)]
+    """What a user should know besides figures and alerts: missing ranks, and notes of the agents; one cell each."""
+    cells = [*_not_come(state), *_unreachable(state), *_notes(state)]
+    if state.unknown:
+        unknown = f"{plural(state.unknown, 'message')} of a kind this version does not know: upgrade it"
+        cells.append(Cell(unknown, Level.DIM))
+    return cells
 
 
 def _not_come(state: RunState) -> list[Cell]:
-    """Ranks that have not even told where they listen."""
+    """Ranks that have not registered."""
     ranks = [rank.rank for rank in state.ranks.values() if not rank.pid and state.condition(rank) == "missing"]
     if not ranks or len(ranks) == state.world_size:
         return []
@@ -349,7 +330,7 @@ def _not_come(state: RunState) -> list[Cell]:
 
 
 def _unreachable(state: RunState) -> list[Cell]:
-    """Ranks that were never heard, by the reason that is known for it."""
+    """Registered ranks that were never heard, by reason."""
     by_reason: dict[str, list[int]] = {}
     for rank, why in sorted(state.unreachable.items()):
         if rank in state.ranks and state.condition(state.ranks[rank]) == "missing":
@@ -364,29 +345,23 @@ def _unreachable(state: RunState) -> list[Cell]:
 
 
 def _notes(state: RunState) -> list[Cell]:
-    speakers: dict[str, list[int]] = {}
+    by_text: dict[str, list[int]] = {}
     for rank in state.ranks.values():
         for note in sorted(rank.notes.values(), key=lambda note: note.mono_ns):
-            speakers.setdefault(note.text, []).append(rank.rank)
-    cells = [Cell(f"{ranks_text(ranks)}: {text}", Level.WARN) for text, ranks in speakers.items()]
+            by_text.setdefault(note.text, []).append(rank.rank)
+    cells = [Cell(f"{ranks_text(ranks)}: {text}", Level.WARN) for text, ranks in by_text.items()]
     return cells[-MAX_NOTES:]
 
 
-def _unknown_kinds(state: RunState) -> list[Cell]:
-    if not state.unknown:
-        return []
-    return [Cell(f"{plural(state.unknown, 'message')} of a kind this version does not know: upgrade it", Level.DIM)]
-
-
 def no_figures_reason(state: RunState, *, ended: bool = False) -> str:
-    """Of a run without figures, as part of a sentence; `ended` = no more steps will come."""
+    """Why a run has no figures, as part of a sentence; `ended` = no more steps will come."""
     if last_common_step(state) == 0:
         return "only the first step, which is not measured"
     return f"no step {'' if ended else 'yet '}that all ranks have finished"
 
 
 def no_recorded_steps_reason(state: RunState) -> str:
-    """Of a recording without measured steps, as part of a sentence."""
+    """Why a recording has no measured steps, as part of a sentence."""
     done = last_common_step(state)
     if done < 0:
         return "no step that all ranks have finished is in the recording"
@@ -396,6 +371,6 @@ def no_recorded_steps_reason(state: RunState) -> str:
 
 
 def too_few(aggregate: RunAggregate, limits: Limits) -> bool:
-    """Whether no rule that goes by steps has judged these, because they are too few or the first of their run."""
+    """Whether no rule was evaluated on these steps, because they are too few or the first of the run."""
     enough = limits.judge.warmup_steps + WindowLimits.MIN_STEPS
     return aggregate.steps < WindowLimits.MIN_STEPS or (aggregate.last_step or 0) < enough

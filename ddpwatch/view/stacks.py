@@ -1,4 +1,4 @@
-"""The stacks of many ranks, each told once: ranks that are at the same place stand together."""
+"""Stacks of many ranks, with identical ones grouped."""
 
 from __future__ import annotations
 
@@ -24,29 +24,25 @@ NO_ANSWER: Final = "no answer: stopped, gone, or something holds Python's lock"
 
 
 def stacks_lines(ranks: Sequence[RankState], columns: int) -> list[Line]:
-    """Thread by thread, those of most ranks first; then who has not answered."""
-    together: dict[tuple[str, tuple[tuple[str, str, int], ...]], list[RankState]] = {}
-    stacks: dict[tuple[str, tuple[tuple[str, str, int], ...]], ThreadStack] = {}
-    for rank in ranks:
-        for thread in rank.stack.threads if rank.stack is not None else ():
-            key = thread.name, tuple((frame.function, frame.file, frame.line) for frame in thread.frames)
-            together.setdefault(key, []).append(rank)
-            stacks[key] = thread
-    lines: list[Line] = []
-    for key in sorted(together, key=lambda key: (not stacks[key].training, -len(together[key]), together[key][0].rank)):
-        lines += [*([[]] if lines else []), *_stack(stacks[key], together[key], columns)]
-    silent: dict[str, list[int]] = {}
+    """Each different stack with its ranks: training threads and large groups first, ranks without an answer last."""
+    groups: dict[tuple[object, ...], tuple[ThreadStack, list[RankState]]] = {}
+    unanswered: dict[str, list[int]] = {}
     for rank in ranks:
         if rank.stack is None:
-            why = f"no answer: {why_no_heartbeat(rank)}" if why_no_heartbeat(rank) else NO_ANSWER
-            silent.setdefault(why, []).append(rank.rank)
-    for why, numbers in silent.items():
-        lines += [*([[]] if lines else []), *paragraph(f"{ranks_text(numbers)}: {why}", columns, Level.WARN)]
-    return lines
+            why = why_no_heartbeat(rank)
+            unanswered.setdefault(f"no answer: {why}" if why else NO_ANSWER, []).append(rank.rank)
+            continue
+        for thread in rank.stack.threads:
+            key = thread.name, *((frame.function, frame.file, frame.line) for frame in thread.frames)
+            groups.setdefault(key, (thread, []))[1].append(rank)
+    ordered = sorted(groups.values(), key=lambda group: (not group[0].training, -len(group[1]), group[1][0].rank))
+    blocks = [_stack(thread, alike, columns) for thread, alike in ordered]
+    blocks += [paragraph(f"{ranks_text(them)}: {why}", columns, Level.WARN) for why, them in unanswered.items()]
+    return [line for block in blocks for line in ([], *block)][1:]
 
 
 def _stack(thread: ThreadStack, ranks: Sequence[RankState], columns: int) -> list[Line]:
-    # Of the stack's own moment: a beat tells another one.
+    # The phase at the moment of the stack; a heartbeat has that of another moment.
     phases = sorted({PHASES[rank.stack.phase] for rank in ranks if rank.stack is not None and rank.stack.phase >= 0})
     where = f", in {' or '.join(phases)}" if thread.training and phases else ""
     title = [Cell(ranks_text(rank.rank for rank in ranks), Level.STRONG), Cell(f" · {thread.name}{where}", Level.DIM)]
@@ -62,7 +58,7 @@ def _stack(thread: ThreadStack, ranks: Sequence[RankState], columns: int) -> lis
 
 
 def stacks_object(ranks: Sequence[RankState]) -> list[dict[str, Any]]:
-    """For machines: one object a rank; `threads` is null where it has not answered."""
+    """The stacks as JSON objects, one per rank; `threads` is None if it did not answer."""
     return [
         {
             "rank": rank.rank,

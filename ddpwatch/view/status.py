@@ -1,6 +1,6 @@
-"""The object that `status --json` prints. Its keys and their meaning are a promise: `SCHEMA` moves when they do.
+"""Output of `ddpwatch status`: the JSON object and the text screen.
 
-The text screen of `ddpwatch status`: header, figures, rank table, and what a person should know.
+Keys of the object and their meaning are stable: a change of them increments `SCHEMA`.
 """
 
 from __future__ import annotations
@@ -38,10 +38,26 @@ if TYPE_CHECKING:
 SCHEMA: Final = 1
 _MS_DIGITS: Final = 3
 _SHARE_DIGITS: Final = 4
+ALERTS_SHOWN: Final = 3
+ALERT_LINES: Final = 2
+CRITICAL_LINES: Final = 6
+"""Max. number of lines of a critical alert: which rank is in which collective takes more than `ALERT_LINES`."""
+FEW_RANKS: Final = 4
+"""Number of ranks that must fit before the window gets a legend and blank lines."""
+MIN_COLUMNS: Final = 40
+_LABEL_COLUMNS: Final = 14
+_ONE_LINE: Final = 1000
+"""Width, in columns, at which a sentence is not wrapped but cut."""
+RUN_MARKS: Final[dict[RunCondition, Cell]] = {
+    "waiting": Cell("… no rank heard yet", Level.WARN),
+    "live": Cell("● live", Level.OK),
+    "silent": Cell("▲ silent", Level.WARN),
+    "ended": Cell("■ ended", Level.DIM),
+}
 
 
 def status_object(run_view: RunView) -> dict[str, Any]:
-    """The run as plain values, ready for JSON. What is not known is None; no key is ever left out."""
+    """The run as a JSON object. Unknown values are None; no key is left out."""
     state, figures = run_view.state, run_view.figures
     return {
         "schema": SCHEMA,
@@ -65,24 +81,23 @@ def status_object(run_view: RunView) -> dict[str, Any]:
 
 
 def backend(state: RunState) -> str | None:
-    """The process group's backend, as the ranks tell it."""
+    """Backend of the process group, as the ranks report it; None = unknown."""
     return next((rank.hello.backend for rank in state.ranks.values() if rank.hello and rank.hello.backend), None)
 
 
 def host_count(state: RunState) -> int:
-    """On how many hosts the ranks run."""
+    """Number of hosts that the ranks run on."""
     return max(1, len({rank.host for rank in state.ranks.values() if rank.host}))
 
 
 def _allreduce(figures: Figures | None) -> dict[str, float | None]:
-    """Nothing but None without figures: of one rank, too, which has nobody to meet."""
     if figures is None:
         return {"share": None, "wire_share": None, "wait_share": None, "overlap": None}
     share, wire_share = round(figures.share, _SHARE_DIGITS), _rounded(figures.wire_share, _SHARE_DIGITS)
     return {
         "share": share,
         "wire_share": wire_share,
-        # From the rounded ones, so that the printed numbers add up.
+        # Computed from the rounded values, so that the printed ones add up.
         "wait_share": None if wire_share is None else round(share - wire_share, _SHARE_DIGITS),
         "overlap": _rounded(figures.overlap, _SHARE_DIGITS),
     }
@@ -107,7 +122,6 @@ def _rank(row: Row) -> dict[str, Any]:
 
 
 def _gpu(gpu: Gpu | None) -> dict[str, Any] | None:
-    """The rank's first GPU as it was read last."""
     if gpu is None:
         return None
     return {
@@ -135,34 +149,15 @@ def _rounded(value: float | None, digits: int) -> float | None:
     return None if value is None else finite(value, digits)
 
 
-ALERTS_SHOWN: Final = 3
-ALERT_LINES: Final = 2
-CRITICAL_LINES: Final = 6
-"""What is critical is told to its end: who is in which operation may take some lines."""
-FEW_RANKS: Final = 4
-"""So many ranks are shown before a low window gets a legend and blank lines."""
-MIN_COLUMNS: Final = 40
-_LABEL_COLUMNS: Final = 14
-_ONE_LINE: Final = 1000
-"""Columns in which any sentence is one line, to be cut."""
-
-_RUN_MARKS: Final[dict[RunCondition, Cell]] = {
-    "waiting": Cell("… no rank heard yet", Level.WARN),
-    "live": Cell("● live", Level.OK),
-    "silent": Cell("▲ silent", Level.WARN),
-    "ended": Cell("■ ended", Level.DIM),
-}
-
-
 def status_screen(run_view: RunView, columns: int, rows: int | None = None) -> list[Line]:
-    """The whole screen, no line wider than `columns`. With `rows`, ranks are left out until it is no taller."""
+    """Text screen of at most `columns`; with `rows`, the least urgent ranks are left out to fit."""
     columns = max(columns, MIN_COLUMNS)
     header, figures = _header(run_view, columns), run_view.figures
     top = [header, [], *_figure_lines(run_view, ALERTS_SHOWN, columns), []]
     bottom = [[], legend(split=figures is None or figures.complete), *_remark_lines(run_view.state, columns)]
     table_rows = _ordered(run_view)
     if rows is not None and len(top) + len(bottom) + 1 + min(len(table_rows), FEW_RANKS) > rows:
-        # A low window: ranks before ornament, and before all alerts but the worst.
+        # In a low window ranks replace the legend, blank lines, and all alerts but the worst.
         top = [header, *_figure_lines(run_view, 1, columns, scaling_columns=_ONE_LINE)]
         bottom = [line for line in bottom[2:] if line]
     room = len(table_rows) if rows is None else max(1, rows - len(top) - len(bottom) - 1)
@@ -185,7 +180,7 @@ def _header(run_view: RunView, columns: int) -> Line:
         facts.append(f"step {count(totals.step)}")
     if figures and figures.effective_batch is not None:
         facts.append(f"batch {count(figures.effective_batch)}")
-    mark = _RUN_MARKS[run_view.condition]
+    mark = RUN_MARKS[run_view.condition]
     hangs = [alert for alert in run_view.alerts if is_hang(alert.finding) and not has_progressed(state, alert)]
     if hangs and run_view.condition == "live":
         sign, level, _ = MARKS[hangs[0].finding.severity]
@@ -196,7 +191,7 @@ def _header(run_view: RunView, columns: int) -> Line:
 
 
 def _figure_lines(run_view: RunView, max_alerts: int, columns: int, scaling_columns: int = 0) -> list[Line]:
-    """The figures and the most urgent alerts. The sentence on scaling wraps at `scaling_columns`; 0 = `columns`."""
+    """Figures and the most urgent alerts. The sentence on scaling wraps at `scaling_columns`; 0 = `columns`."""
     state, figures = run_view.state, run_view.figures
     alerts = _alert_lines(run_view, max_alerts, columns)
     if figures is None:
@@ -245,33 +240,33 @@ def _scaling(scaling: Scaling | None, columns: int) -> list[Line]:
     return [*lines, *paragraph(doubt, columns, lead=[_label(""), Cell("▲ ", Level.WARN)])] if doubt else lines
 
 
-def _alert_lines(run_view: RunView, most: int, columns: int) -> list[Line]:
-    """The most urgent of the open alerts, stale ones after them; the last line says how many more there are."""
-    # The share stands above, with its mark.
+def _alert_lines(run_view: RunView, max_alerts: int, columns: int) -> list[Line]:
+    """The most urgent open alerts, stale ones last, and the number of others."""
+    # The all-reduce share is shown with its mark above.
     alerts = [alert for alert in run_view.alerts if alert.finding.rule != rules.COMM_SHARE]
-    more = len(alerts) - most
+    more = len(alerts) - max_alerts
     lines: list[Line] = []
-    for alert in alerts[:most]:
+    for alert in alerts[:max_alerts]:
         mark, level, _ = mark_of(alert)
         message, reported = message_of(alert), Level.DIM if alert.stale else Level.PLAIN
-        # Two blanks at least, and in line with the figures where the name is short.
+        # At least two blanks; aligned with the figures if the name is short.
         label = f"{mark} {alert.finding.rule}".ljust(_LABEL_COLUMNS - 2) + "  "
-        if most == 1:
+        if max_alerts == 1:
             others = Cell(f"(+{more} more) " if more > 0 else "", Level.DIM)
             lines.append([Cell(label, level), others, Cell(message, reported)])
         else:
-            most_lines = CRITICAL_LINES if alert.finding.severity is Severity.CRITICAL else ALERT_LINES
+            max_lines = CRITICAL_LINES if alert.finding.severity is Severity.CRITICAL else ALERT_LINES
             width = max(20, columns - len(label))
-            first, *rest = textwrap.wrap(message, width, max_lines=most_lines, placeholder=" …") or [""]
+            first, *rest = textwrap.wrap(message, width, max_lines=max_lines, placeholder=" …") or [""]
             lines.append([Cell(label, level), Cell(first, reported)])
             lines += [[Cell(" " * len(label) + text, reported)] for text in rest]
-    if more > 0 and most > 1:
+    if more > 0 and max_alerts > 1:
         lines.append([Cell(" " * _LABEL_COLUMNS + plural(more, "more alert"), Level.DIM)])
     return lines
 
 
 def _slowest(run_view: RunView, figures: Figures) -> Line:
-    """What can be said about the slowest rank, unless an alert says it already."""
+    """Line on the slowest rank; empty if an alert names it."""
     if any(alert.finding.rule == rules.STRAGGLER for alert in run_view.fresh):
         return []
     if unproven := run_view.monitor.book.unproven.get(rules.STRAGGLER):
@@ -302,14 +297,12 @@ def _ordered(run_view: RunView) -> list[Row]:
 
 
 def _for_table(row: Row) -> Finding | None:
-    """The finding without its phase and cost, which stand above the table and would take the room of a column."""
+    """The finding without its phase and cost, which are shown above the table and would take the room of a column."""
     return None if row.finding is None else replace(row.finding, phase=None, cost=None)
 
 
 def _urgency(row: Row) -> tuple[bool, float]:
-    """Those that the others wait for come first, then ranks without figures, then the slowest: they are the ones to
-    look at.
-    """
+    """Sort key: ranks that the others wait for, then those without figures, then the slowest."""
     return not row.waited_for, -row.figures.self_ns if row.figures else float("-inf")
 
 

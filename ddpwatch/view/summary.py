@@ -1,4 +1,4 @@
-"""What is left on the screen when a run has ended: how it ended, what it did, and what it was that cost time."""
+"""Summary screen of a run that has ended: outcome, figures, straggler costs, and alerts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ddpwatch.core import rules
 from ddpwatch.core.alerts.model import Severity
 from ddpwatch.core.alerts.severity import most_urgent_first
 from ddpwatch.core.diagnosis.outcome import outcome_of
-from ddpwatch.core.limits import ScalingLimits, StragglerLimits
+from ddpwatch.core.limits import ScalingLimits, StragglerLimits, VerdictLimits
 from ddpwatch.core.metrics.scaling import waited_for
 from ddpwatch.core.state.sanitize import NAME_CHARS, NOTE_CHARS, sanitize
 from ddpwatch.core.units import UNPROVEN, count, duration, ms, percent, plural, wire_and_waiting
@@ -34,8 +34,6 @@ if TYPE_CHECKING:
 
 WORST_SHOWN: Final = 6
 COSTLY_SHOWN: Final = 5
-WHOLE_PART: Final = 0.9
-"""So much of its steps is as good as the whole run."""
 _BAR_COLUMNS: Final = 20
 _RULE_COLUMNS: Final = 16
 _NEXT: Final = (
@@ -57,8 +55,10 @@ def summary_lines(
     newer: Sequence[str] = (),
     runs: bool = False,
 ) -> list[Line]:
-    """The whole run on one page, at most `rows` lines. `how` is what the front end knows besides, as a sentence.
-    `newer` are runs that have started since; `runs` = there is a choice of runs to go back to.
+    """Summary of at most `rows` lines, with the keys at the bottom.
+
+    `how` is a sentence of the front end on the end; `newer` are runs that have started since; `runs` = there are other
+    runs to choose.
     """
     outcome = outcome_of(run_view.state, all_alerts(run_view), run_view.limits)
     lines = [*_newer(newer, columns), *ending_lines(run_view.state, outcome, columns)]
@@ -79,7 +79,7 @@ def summary_lines(
 
 
 def _newer(newer: Sequence[str], columns: int) -> list[Line]:
-    """That something else runs by now: it may be what one waits for."""
+    """Note on runs that have started since."""
     if not newer:
         return []
     names = ", ".join(sanitize(name, NAME_CHARS) for name in newer[:NEWER_SHOWN])
@@ -97,10 +97,8 @@ def _figures(run_view: RunView, outcome: Outcome, duration_s: float) -> list[tup
     ]
     if run_view.figures is None:
         return [*pairs, ("figures", f"{UNPROVEN} unproven: {no_figures_reason(state, ended=True)}")]
-    if aggregate.steps:
-        pairs += _seen(run_view, aggregate)
-    else:
-        pairs += _lately(run_view, run_view.figures)
+    # If ranks were missing all the time, there are only the last steps of the others.
+    pairs += _of_all_steps(run_view, aggregate) if aggregate.steps else _of_last_steps(run_view, run_view.figures)
     if scaling := run_view.whole_scaling if aggregate.steps else run_view.scaling:
         pairs.append(("scaling", scaling_sentence(scaling)))
         if doubt := scaling_doubt(scaling):
@@ -110,72 +108,65 @@ def _figures(run_view: RunView, outcome: Outcome, duration_s: float) -> list[tup
     return pairs
 
 
-def _seen(run_view: RunView, aggregate: Aggregate) -> list[tuple[str, str]]:
-    """Of all steps that were seen, of which there may be fewer than the run had."""
-    pairs = [("step", f"{ms(aggregate.step_ns())} ms, median of {_extent(run_view, aggregate)}")]
-    if aggregate.samples_per_s is not None:
-        pairs.append(("throughput", _throughput(aggregate.samples_per_s, run_view.state.world_size)))
-    if run_view.state.world_size > 1:
-        limit = run_view.limits.comm_share.share
-        share, wire_share, _ = aggregate.shares()
-        mark = f"▲ over {percent(limit)}" if (share or 0.0) > limit else ""
-        pairs.append(("all-reduce", _share(share or 0.0, wire_share, mark)))
-    return pairs
+def _of_all_steps(run_view: RunView, aggregate: Aggregate) -> list[tuple[str, str]]:
+    share, wire_share, _ = aggregate.shares()
+    limit = run_view.limits.comm_share.share
+    mark = f"▲ over {percent(limit)}" if (share or 0.0) > limit else ""
+    step = f"{ms(aggregate.step_ns())} ms, median of {_extent(run_view, aggregate)}"
+    return [("step", step), *_rates(run_view, aggregate.samples_per_s, share or 0.0, wire_share, mark)]
 
 
-def _lately(run_view: RunView, figures: Figures) -> list[tuple[str, str]]:
-    """Where ranks were missing all the time, there are the last steps of the others."""
-    pairs = [("step", f"{ms(figures.step_ns)} ms, median of the last {count(figures.steps)}")]
-    if figures.samples_per_s is not None:
-        pairs.append(("throughput", _throughput(figures.samples_per_s, run_view.state.world_size)))
-    if run_view.state.world_size > 1:
-        pairs.append(("all-reduce", _share(figures.share, figures.wire_share, share_mark(run_view))))
+def _of_last_steps(run_view: RunView, figures: Figures) -> list[tuple[str, str]]:
+    step = f"{ms(figures.step_ns)} ms, median of the last {count(figures.steps)}"
+    rates = _rates(run_view, figures.samples_per_s, figures.share, figures.wire_share, share_mark(run_view))
+    return [("step", step), *rates]
+
+
+def _rates(
+    run_view: RunView, samples_per_s: float | None, share: float, wire_share: float | None, mark: str
+) -> list[tuple[str, str]]:
+    """Throughput and all-reduce share, as far as there are any."""
+    world_size = run_view.state.world_size
+    pairs = []
+    if samples_per_s is not None:
+        each = f", {count(samples_per_s / world_size)} a rank" if world_size > 1 else ""
+        pairs.append(("throughput", f"{count(samples_per_s)} samples/s{each}"))
+    if world_size > 1:
+        split = "; wire or waiting is unproven: not all ranks were heard"
+        if wire_share is not None:
+            split = " = wire {} + waiting {}".format(*wire_and_waiting(share, wire_share))
+        pairs.append(("all-reduce", f"{percent(share)} of the step{split}{f' · {mark}' if mark else ''}"))
     return pairs
 
 
 def _extent(run_view: RunView, aggregate: Aggregate) -> str:
-    """How much of the run that is; the first steps, and those with a pause, are never among them."""
+    """The part of the run that the aggregate covers; first steps and those with a pause are never part of it."""
     whole = run_view.state.step or 0
-    if aggregate.steps >= WHOLE_PART * whole:
+    if aggregate.steps >= VerdictLimits.WHOLE_RUN_SHARE * whole:
         return "the whole run"
     if run_view.read < 1:
         return f"the last {count(aggregate.steps)}; all others are being read, {percent(run_view.read)}"
     return f"the {count(aggregate.steps)} steps that were {'recorded' if run_view.replayed else 'seen'}"
 
 
-def _throughput(samples_per_s: float, world_size: int) -> str:
-    each = f", {count(samples_per_s / max(world_size, 1))} a rank" if world_size > 1 else ""
-    return f"{count(samples_per_s)} samples/s{each}"
-
-
-def _share(share: float, wire_share: float | None, mark: str) -> str:
-    text = f"{percent(share)} of the step"
-    if wire_share is None:
-        text += "; wire or waiting is unproven: not all ranks were heard"
-    else:
-        text += " = wire {} + waiting {}".format(*wire_and_waiting(share, wire_share))
-    return f"{text} · {mark}" if mark else text
-
-
 def _costs(run_view: RunView, columns: int) -> list[Line]:
-    """Who made the others wait: over all steps that were seen, and while an alert told so."""
+    """Straggler costs: over all steps that were seen, and during alerts that are closed."""
     if run_view.state.world_size < 2:
         return []
     lines = [heading("who cost how much", columns, "part of the job's time")]
-    aggregate = run_view.aggregate
-    costs = [*_overall(run_view, aggregate), *_reported(run_view)]
+    costs = [*_overall(run_view, run_view.aggregate), *_during_alerts(run_view)]
     for cost in costs[:COSTLY_SHOWN]:
         filled = f"  {bar(cost.share, _BAR_COLUMNS)}" if columns >= 3 * _BAR_COLUMNS else ""
-        lead = [Cell(pad(f"  {cost.who}", _RULE_COLUMNS), Level.STRONG), Cell(f"{percent(cost.share):>5}")]
+        lead = [Cell(pad(f"  {cost.name}", _RULE_COLUMNS), Level.STRONG), Cell(f"{percent(cost.share):>5}")]
         lines += paragraph(cost.when, columns, Level.DIM, lead=[*lead, Cell(f"{filled}  ", Level.WARN)])
     if (more := len(costs) - COSTLY_SHOWN) > 0:
         lines.append([Cell(f"  … {count(more)} more", Level.DIM)])
     if not costs:
-        lines += paragraph(_nobody(run_view), columns, Level.DIM, lead=[Cell("  ")])
+        lines += paragraph(_no_costs_text(run_view), columns, Level.DIM, lead=[Cell("  ")])
     return lines
 
 
-def _nobody(run_view: RunView) -> str:
+def _no_costs_text(run_view: RunView) -> str:
     aggregate = run_view.aggregate
     if run_view.figures is None:
         return f"{UNPROVEN} unproven: {no_figures_reason(run_view.state, ended=True)}"
@@ -189,12 +180,12 @@ def _nobody(run_view: RunView) -> str:
 
 class _Cost(NamedTuple):
     share: float
-    who: str
+    name: str
     when: str
 
 
 def _overall(run_view: RunView, aggregate: Aggregate) -> list[_Cost]:
-    """What each rank imposed on the job in all steps, the most first."""
+    """Straggler costs of blamed ranks over all steps, the costliest first."""
     when = f"of {_extent(run_view, aggregate)}"
     shares, blamed = aggregate.straggler_costs(), _blamed(run_view)
     costs = [_Cost(share, f"rank {rank}", when) for rank, share in shares.items() if rank in blamed]
@@ -203,17 +194,15 @@ def _overall(run_view: RunView, aggregate: Aggregate) -> list[_Cost]:
 
 
 def _blamed(run_view: RunView) -> set[int]:
-    """Those that most of the waiting was for, and those that an alert has named. On a busy machine now one rank is late
-    and now another, which is nobody's fault.
-    """
+    """Ranks that most of the waiting was for, or that an alert named. On a busy machine others are late in turn."""
     costs = run_view.aggregate.straggler_costs()
     mostly = waited_for(costs) if sum(costs.values()) >= ScalingLimits.MIN_WAIT_SHARE else ()
     named = (alert.finding.ranks for alert in all_alerts(run_view) if alert.finding.rule == rules.STRAGGLER)
     return {*mostly, *(rank for ranks in named for rank in ranks)}
 
 
-def _reported(run_view: RunView) -> list[_Cost]:
-    """Stragglers that were found and have gone again before the end, the most first: what they cost while they were."""
+def _during_alerts(run_view: RunView) -> list[_Cost]:
+    """Costs of stragglers during their closed alerts, the costliest first."""
     costs = []
     for alert in (alert.at_worst for alert in all_alerts(run_view)):
         finding, closed = alert.finding, alert.closed
@@ -225,21 +214,17 @@ def _reported(run_view: RunView) -> list[_Cost]:
 
 
 def _alerts(run_view: RunView, columns: int) -> list[Line]:
-    """How many there were of each kind, and the worst, each as it was then: the most severe, then the dearest."""
+    """Number of alerts by severity, and the worst ones at their worst: by severity, then by cost."""
     alerts = [alert.at_worst for alert in all_alerts(run_view)]
     if not alerts:
         hurt = run_view.damage is not None and run_view.damage.alerts
         return [heading("alerts", columns), [Cell(f"  none {'that could be read ' * hurt}in the whole run", Level.DIM)]]
-    # How ranks have exited stands above.
+    # Exits of ranks are shown above.
     reported = [alert for alert in alerts if alert.finding.rule not in rules.EXITS or alert.closed is not None]
     if not reported:
         return [heading("alerts", columns), [Cell("  none but how it ended, which is told above", Level.DIM)]]
     totals = {severity: sum(alert.finding.severity is severity for alert in reported) for severity in Severity}
-    note = ", ".join(
-        f"{totals[severity]} {_words(severity, totals[severity])}"
-        for severity in reversed(Severity)
-        if totals[severity]
-    )
+    note = ", ".join(_count_text(severity, totals[severity]) for severity in reversed(Severity) if totals[severity])
     lines = [heading("alerts", columns, note if len(reported) == len(alerts) else f"{note}, besides how it ended")]
     worst = sorted(
         most_urgent_first(reported), key=lambda alert: (-alert.finding.severity, -(alert.finding.cost or 0.0))
@@ -261,7 +246,7 @@ def _alert(alert: Alert, columns: int) -> list[Line]:
 
 
 def _span(alert: Alert) -> str:
-    """In which steps it was so; where that is not known, while the alert was open."""
+    """Steps of the finding, or those in which the alert was open."""
     finding = alert.finding
     if finding.from_step is not None and finding.upto_step is not None and alert.closed is not None:
         return f"steps {count(finding.from_step)} to {count(finding.upto_step)}"
@@ -272,5 +257,5 @@ def _span(alert: Alert) -> str:
     return f"steps {count(alert.since.step)} to {count(alert.closed.step)}"
 
 
-def _words(severity: Severity, number: int) -> str:
-    return f"{severity.word}s" if severity is Severity.WARNING and number != 1 else severity.word
+def _count_text(severity: Severity, number: int) -> str:
+    return f"{number} {severity.word}{'s' if severity is Severity.WARNING and number != 1 else ''}"

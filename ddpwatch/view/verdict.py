@@ -1,7 +1,4 @@
-"""A whole run in one sentence: what ended it, who held it back, or that nothing is worth a change.
-
-Whether a run that was recorded came to a bad end, in the words of its verdict.
-"""
+"""Verdict on a recorded run in one sentence: how it ended badly, what slowed it down, or that it was healthy."""
 
 from __future__ import annotations
 
@@ -13,9 +10,10 @@ from ddpwatch.core import rules
 from ddpwatch.core.alerts.model import Severity
 from ddpwatch.core.diagnosis.exits import how_ended, why_failed
 from ddpwatch.core.diagnosis.outcome import alert_of_bad_end
-from ddpwatch.core.limits import DEFAULTS, Limits
+from ddpwatch.core.limits import DEFAULTS, Limits, VerdictLimits
 from ddpwatch.core.state.sanitize import NAME_CHARS, sanitize
 from ddpwatch.core.units import count, percent, plural, wire_and_waiting
+from ddpwatch.view.alerts.format import MARKS
 from ddpwatch.view.cells import Level
 from ddpwatch.view.outcome import bad_ranks_text, hung_text, root_cause_text
 from ddpwatch.view.run_view import no_recorded_steps_reason, too_few
@@ -32,40 +30,26 @@ if TYPE_CHECKING:
 
 MAX_NAMED: Final = 3
 WHY_CHARS: Final = 240
-TOLD_SHARE: Final = 0.02
-"""Of the whole run: what somebody who had an alert must have cost at least to be named in the verdict."""
-FAR_ABOVE: Final = 3.0
-"""… and what somebody who had none, as so many times what the middle one of the others cost."""
-EVERYBODY: Final = 3
-"""So many ranks, and more than half of them, are nobody in particular, unless one cost far more than the others."""
-MAINLY_WITHIN: Final = 0.5
-"""Of what a rank cost: if less falls into the steps of its alerts, they do not explain it."""
-OUTSIDE: Final = "other"
-"""Outside of the phases that have a name."""
-NEARLY_ALL: Final = 0.8
-"""Of what its alerts explain: if so much falls into the steps of one of them, that one is told."""
+OTHER: Final = "other"
+"""Name of the time outside of the named phases."""
 NEVER: Final = 2**62
-"""A step that no run comes to."""
-WHOLE_PART: Final = 0.9
-"""So much of its steps is as good as the whole run, unless something was told of the others."""
-MAINLY: Final = 0.5
-"""Of what a host cost: if one of its ranks alone cost so much, it was that rank and not the host."""
+"""Step number that no run reaches."""
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """The sentence, and what it means."""
+    """Verdict on a run."""
 
     level: Level
     text: str
     besides: tuple[str, ...] = ()
-    """What else should be known, each as a sentence."""
+    """Further sentences."""
 
 
 def verdict(
     state: RunState, outcome: Outcome, aggregate: RunAggregate, alerts: Sequence[Alert], limits: Limits = DEFAULTS
 ) -> Verdict:
-    """The worst that can be said of the run and is proven. `alerts` are all of it, open and closed."""
+    """The worst proven finding about the run. `alerts` are all of it, open and closed."""
     found = _sentences(outcome, aggregate, alerts, limits)
     if not aggregate.steps:
         found.append((Level.WARN, f"Unproven: {no_recorded_steps_reason(state)}."))
@@ -84,8 +68,9 @@ def verdict(
 
 
 def before_it(number: int, alerts: Sequence[Alert], other: str = "") -> str:
-    """How the attempt of this number ended, as a sentence, if that was badly; by its alerts alone. Else nothing.
-    `other` = the name of its run, where that is another one.
+    """Sentence on the bad end of an earlier attempt, from its alerts; empty = it did not end badly.
+
+    `other` is the name of its run, if that differs.
     """
     alert = alert_of_bad_end(alerts)
     if alert is None:
@@ -95,89 +80,87 @@ def before_it(number: int, alerts: Sequence[Alert], other: str = "") -> str:
 
 
 def kept_steps_from(aggregate: RunAggregate, alerts: Sequence[Alert]) -> int | None:
-    """The first step in the recording, where what came before it matters; None = its steps stand for the whole run."""
+    """First step in the recording, if earlier ones are missing and matter; None = it counts as the whole run."""
     first, last = aggregate.first_step, aggregate.last_step
     if first is None or last is None or first <= 1:
         return None
-    is_whole = last - first + 1 >= WHOLE_PART * last
+    is_whole = last - first + 1 >= VerdictLimits.WHOLE_RUN_SHARE * last
     return None if is_whole and not any(_is_before(alert, first) for alert in alerts) else first
 
 
 def of_what(aggregate: RunAggregate, alerts: Sequence[Alert]) -> str:
-    """What a share of the time in the recorded steps is a share of."""
+    """What shares of the recorded time refer to, as text."""
     kept_from = kept_steps_from(aggregate, alerts)
     return "the whole run" if kept_from is None else f"steps {count(kept_from)} to {count(aggregate.last_step or 0)}"
 
 
 def blamed(aggregate: RunAggregate, alerts: Sequence[Alert], limits: Limits = DEFAULTS) -> list[Cost]:
-    """Ranks and hosts that cost enough to be named, the dearest first. A host where all of its ranks were slow. Where
-    most ranks would be named, only those that stand out.
+    """Ranks and hosts that are named as slow, the costliest first; a host if no single rank of it explains its cost.
+
+    If most ranks were slow, only those with an outstanding cost are named.
     """
-    ranks = aggregate.costs()
+    ranks, min_share = aggregate.costs(), limits.straggler.share
     named = _slow_at_times(aggregate, alerts, limits)
     if _is_everybody(named, aggregate):
-        least = limits.straggler.share
-        named = [cost for cost in named if cost.share >= _stands_out(cost, ranks, least)]
-    of_host: dict[str, float] = {}
+        named = [cost for cost in named if cost.share >= _outstanding_share(cost, ranks, min_share)]
+    worst_of_host: dict[str, float] = {}
     for cost in ranks:
-        host = aggregate.hosts[aggregate.ranks.index(int(cost.who))]
-        of_host[host] = max(of_host.get(host, 0.0), cost.share)
-    named += [
-        cost
-        for cost in aggregate.host_costs()
-        if cost.share >= limits.straggler.share and of_host.get(str(cost.who), 0.0) < MAINLY * cost.share
-    ]
+        host = aggregate.hosts[aggregate.ranks.index(int(cost.subject))]
+        worst_of_host[host] = max(worst_of_host.get(host, 0.0), cost.share)
+    for cost in aggregate.host_costs():
+        max_one_rank = VerdictLimits.ONE_RANK_SHARE * cost.share
+        if cost.share >= min_share and worst_of_host.get(str(cost.subject), 0.0) < max_one_rank:
+            named.append(cost)
     return sorted(named, key=lambda cost: -cost.share)
 
 
 def _slow_at_times(aggregate: RunAggregate, alerts: Sequence[Alert], limits: Limits) -> list[Cost]:
-    """Ranks that an alert has named for what they cost, or that stand out without one, the dearest first."""
+    """Ranks whose alerts explain their cost, or with an outstanding cost, the costliest first."""
     ranks = aggregate.costs()
     found = []
     for cost in ranks:
-        reported = _alerts_of(cost, alerts)
-        least = limits.straggler.share
-        if reported and _is_explained(cost, reported, aggregate):
-            least = TOLD_SHARE
+        own_alerts = _alerts_of(cost, alerts)
+        min_share = limits.straggler.share
+        if own_alerts and _is_explained(cost, own_alerts, aggregate):
+            min_share = VerdictLimits.WITH_ALERT_SHARE
         elif not cost.mainly_hung:
-            # Odd steps add up for everybody; one that stood still does not come by chance.
-            least = _stands_out(cost, ranks, least)
-        if cost.share >= least:
+            # Odd steps add up for every rank; a hung step does not happen by chance.
+            min_share = _outstanding_share(cost, ranks, min_share)
+        if cost.share >= min_share:
             found.append(cost)
     return found
 
 
 def _is_everybody(named: Sequence[Cost], aggregate: RunAggregate) -> bool:
-    return len(named) >= EVERYBODY and 2 * len(named) > len(aggregate.ranks)
+    return len(named) >= VerdictLimits.MIN_EVERYBODY and 2 * len(named) > len(aggregate.ranks)
 
 
-def _stands_out(cost: Cost, ranks: Sequence[Cost], least: float) -> float:
-    """What somebody must have cost whom no alert names. On a busy machine now one is late and now another: that sums up
-    to much for everybody, and is nobody's fault.
-    """
+def _outstanding_share(cost: Cost, ranks: Sequence[Cost], min_share: float) -> float:
+    """Min. cost of a rank without an alert to be named: on a busy machine ranks are late in turn, and costs add up."""
     others = [other.share for other in ranks if other is not cost]
-    return max(least, FAR_ABOVE * median(others)) if others else least
+    return max(min_share, VerdictLimits.OUTSTANDING_FACTOR * median(others)) if others else min_share
 
 
 def cost_name(cost: Cost) -> str:
-    """A rank or a host by name."""
-    return f"rank {cost.who}" if isinstance(cost.who, int) else f"host {sanitize(cost.who, NAME_CHARS)}"
+    """Name of the rank or host."""
+    return f"rank {cost.subject}" if isinstance(cost.subject, int) else f"host {sanitize(cost.subject, NAME_CHARS)}"
 
 
 def phases_text(cost: Cost) -> str:
-    """Where it was slow, or stuck: `data and backward`; empty = cannot be told."""
+    """Phases in which it was slow or hung, as in `data and backward`; empty = unknown."""
     return " and ".join(cost.phases)
 
 
 def when_text(cost: Cost, alerts: Sequence[Alert], aggregate: RunAggregate) -> str:
-    """In which of the measured steps it was slow, or stood still; empty = that cannot be told."""
+    """Steps in which it was slow or hung; empty = unknown."""
     slow = "" if cost.mainly_hung else _slow_when(cost, alerts, aggregate)
     return ", ".join(filter(None, (slow, hung_text(cost.hung) if cost.hung else "")))
 
 
 def _slow_when(cost: Cost, alerts: Sequence[Alert], aggregate: RunAggregate) -> str:
-    """In which steps it was told to be slow; empty = it never was. An alert is found for a while after that, and open
-    perhaps until the end: the steps themselves tell how long it was.
+    """Steps in which its alerts were true; empty = it has none.
+
+    A finding outlasts the last slow step, and an alert may stay open to the end: the end is taken from the steps.
     """
     begin = aggregate.first_step or 0
     found = [alert for alert in _alerts_of(cost, alerts) if _until(alert) >= begin]
@@ -185,10 +168,10 @@ def _slow_when(cost: Cost, alerts: Sequence[Alert], aggregate: RunAggregate) -> 
         return ""
     if not _is_explained(cost, found, aggregate):
         return "now and then"
-    found = _dearest(cost, found, aggregate)
+    found = _main_alert(cost, found, aggregate)
     first = max(min(map(_from, found)), begin)
     now_and_then = "at times " if len(found) > 1 or any(alert.recurred for alert in found) else ""
-    slow_until = aggregate.slow_until(cost.who, first) if isinstance(cost.who, int) else None
+    slow_until = aggregate.slow_until(cost.subject, first) if isinstance(cost.subject, int) else None
     if slow_until is None and any(alert.closed is None for alert in found):
         return f"{now_and_then}from step {count(first)} on"
     reported = max(map(_until, found))
@@ -199,62 +182,57 @@ def _slow_when(cost: Cost, alerts: Sequence[Alert], aggregate: RunAggregate) -> 
 
 
 def _alerts_of(cost: Cost, alerts: Sequence[Alert]) -> list[Alert]:
-    """The alerts that say that this one was slow."""
-    return [
-        alert
-        for alert in alerts
-        if alert.finding.rule == rules.STRAGGLER
-        and (cost.who in alert.finding.ranks or alert.finding.subject == cost.who)
-    ]
+    """Straggler alerts on this rank or host."""
+    stragglers = [alert for alert in alerts if alert.finding.rule == rules.STRAGGLER]
+    return [alert for alert in stragglers if cost.subject in (*alert.finding.ranks, alert.finding.subject)]
 
 
-def _dearest(cost: Cost, found: list[Alert], aggregate: RunAggregate) -> list[Alert]:
-    """Of these alerts the one in whose steps nearly all falls that they explain, where there is one: hiccups of long
-    after would make a trouble that lasted for some steps one of all the run.
+def _main_alert(cost: Cost, found: list[Alert], aggregate: RunAggregate) -> list[Alert]:
+    """The alert that explains nearly all of the cost that these explain, if there is one; else all of them.
+
+    Hiccups long after a short episode would otherwise extend it to the whole run.
     """
-    if not isinstance(cost.who, int):
+    if not isinstance(rank := cost.subject, int):
         return found
-    nearly_all = NEARLY_ALL * _fraction_explained(cost.who, found, aggregate)
-    return next(([alert] for alert in found if _fraction_explained(cost.who, [alert], aggregate) >= nearly_all), found)
+    nearly_all = VerdictLimits.ONE_ALERT_SHARE * _fraction_explained(rank, found, aggregate)
+    return next(([alert] for alert in found if _fraction_explained(rank, [alert], aggregate) >= nearly_all), found)
 
 
 def _fraction_explained(rank: int, found: Sequence[Alert], aggregate: RunAggregate) -> float:
+    """Fraction of a rank's cost that falls into the steps of these alerts."""
     return aggregate.fraction_within(rank, [(_from(alert), _until(alert)) for alert in found])
 
 
 def _is_explained(cost: Cost, found: Sequence[Alert], aggregate: RunAggregate) -> bool:
-    """Whether most of what a rank cost falls into the steps that these alerts tell of. On a busy machine the odd steps
-    of a long run may cost more than a short trouble does.
-    """
-    if not isinstance(cost.who, int):
+    """Whether these alerts explain most of a rank's cost: the odd steps of a long run may cost more than an episode."""
+    if not isinstance(cost.subject, int):
         return True
-    return _fraction_explained(cost.who, found, aggregate) >= MAINLY_WITHIN
+    return _fraction_explained(cost.subject, found, aggregate) >= VerdictLimits.EXPLAINED_SHARE
 
 
 def _from(alert: Alert) -> int:
-    return _known(alert.finding.from_step, alert.since.step)
+    step = alert.finding.from_step
+    return step if step is not None else alert.since.step or 0
 
 
 def _until(alert: Alert) -> int:
-    """The last step in which it was so, as far as was told; of one that is open, perhaps later than any."""
-    otherwise = alert.last.step if alert.closed is not None else NEVER
-    return _known(alert.finding.upto_step, otherwise)
+    """Last step of the finding; `NEVER` for an open alert without one."""
+    step = alert.finding.upto_step
+    if step is not None:
+        return step
+    return NEVER if alert.closed is None else alert.last.step or 0
 
 
 def _is_before(alert: Alert, first: int) -> bool:
-    """Whether it was over before that step; of one that has no step at all that is not known."""
-    reported = alert.finding.upto_step is not None or alert.last.step is not None
-    return reported and _until(alert) < first
-
-
-def _known(step: int | None, otherwise: int | None) -> int:
-    return step if step is not None else otherwise or 0
+    """Whether the finding ended before that step; False if it has no step."""
+    has_step = alert.finding.upto_step is not None or alert.last.step is not None
+    return has_step and _until(alert) < first
 
 
 def _sentences(
     outcome: Outcome, aggregate: RunAggregate, alerts: Sequence[Alert], limits: Limits
 ) -> list[tuple[Level, str]]:
-    """All that is worth a sentence, the worst first."""
+    """Sentences of the verdict with their levels, the worst first."""
     found = []
     if outcome.bad:
         found.append((Level.BAD, f"Ended badly: {_ended(bad_end_text(outcome))}"))
@@ -266,19 +244,20 @@ def _sentences(
         found += [(Level.WARN, text) for text in _slowed_down(aggregate, alerts, limits)]
     reported = {rules.STRAGGLER, rules.COMM_SHARE, *rules.STOPPING}
     for severity in (Severity.CRITICAL, Severity.WARNING):
-        level = Level.BAD if severity is Severity.CRITICAL else Level.WARN
         for alert in alerts:
             if alert.finding.severity is severity and alert.finding.rule not in reported:
                 reported.add(alert.finding.rule)
-                found.append((level, f"Worth a look, {alert.finding.rule}: {_ended(alert.finding.message)}"))
+                found.append(
+                    (MARKS[severity].level, f"Worth a look, {alert.finding.rule}: {_ended(alert.finding.message)}")
+                )
     return found
 
 
 def bad_end_text(outcome: Outcome) -> str:
-    """How the run ended badly, or the hang it is in, as part of a sentence; empty = it did not.
+    """How the run ended badly, or the hang it is in, as part of a sentence; empty = neither.
 
-    The root cause by the diagnosis, else the first failures; else the alert that reports it; else, where a recording
-    ends before the order of the failures is known, the ranks alone.
+    The root cause; else the first failures, the alert that reports the end, or, if the recording ends before the order
+    of failures is known, the ranks.
     """
     alert = outcome.reported_by
     how = root_cause_text(outcome) or _first_failures(outcome.exits.first)
@@ -307,12 +286,12 @@ def _end_text(end: End) -> str:
 
 
 def _slowed_down(aggregate: RunAggregate, alerts: Sequence[Alert], limits: Limits) -> list[str]:
-    """What cost time: ranks and hosts, and the network where it took more than waiting did; what cost most first."""
+    """Sentences on what cost time, the costliest first: ranks and hosts, hung steps, and the network."""
     costs, slow = blamed(aggregate, alerts, limits), _slow_at_times(aggregate, alerts, limits)
     lost = min(sum(cost.share for cost in costs), 1.0)
     found = [(lost, _held_back(costs, lost, alerts, aggregate))] if costs else []
     if not costs and _is_everybody(slow, aggregate):
-        found.append((0.0, _nobody(slow, alerts, aggregate)))
+        found.append((0.0, _everybody(slow, alerts, aggregate)))
     hung = aggregate.hung_steps()
     if hung and hung.share >= limits.straggler.share and not any(cost.hung for cost in costs):
         found.append((hung.share, _hung_sentence(hung, alerts, aggregate)))
@@ -327,7 +306,7 @@ def _slowed_down(aggregate: RunAggregate, alerts: Sequence[Alert], limits: Limit
 
 
 def _hung_sentence(hung: HungSteps, alerts: Sequence[Alert], aggregate: RunAggregate) -> str:
-    """All ranks did, or several together."""
+    """Sentence on hung steps that no single rank caused."""
     alone = ", for no rank alone" if len(aggregate.ranks) > 1 else ""
     return f"The job {hung_text(hung)}{alone}: {percent(hung.share)} of {_whose_time(alerts, aggregate)} lost."
 
@@ -338,32 +317,33 @@ def _network(share: float, wire: float) -> str:
     return f"The network held the job back: {percent(share)} of the time went into the all-reduce, {parts}."
 
 
-def _nobody(slow: Sequence[Cost], alerts: Sequence[Alert], aggregate: RunAggregate) -> str:
+def _everybody(slow: Sequence[Cost], alerts: Sequence[Alert], aggregate: RunAggregate) -> str:
     together = percent(min(sum(cost.share for cost in slow), 1.0))
-    who = f"{count(len(slow))} of {count(len(aggregate.ranks))} ranks"
+    ranks = f"{count(len(slow))} of {count(len(aggregate.ranks))} ranks"
     if len(slow) == len(aggregate.ranks):
-        who = f"all {count(len(slow))} ranks"
+        ranks = f"all {count(len(slow))} ranks"
     most = f"{cost_name(slow[0])} most, {percent(slow[0].share)}"
     lost = f"{together} of {_whose_time(alerts, aggregate)} lost in all"
-    return f"Nobody in particular was slow: {who} were at times, {lost}, {most}."
+    return f"Nobody in particular was slow: {ranks} were at times, {lost}, {most}."
 
 
 def _held_back(costs: Sequence[Cost], lost: float, alerts: Sequence[Alert], aggregate: RunAggregate) -> str:
-    """Shares are of all its steps, which is said: beside some of them they would be read as a share of these."""
+    """Sentence on slow ranks and hosts, which states that shares are of all steps, not of those beside them."""
     if len(costs) == 1:
         cost = costs[0]
         share = f"{percent(cost.share)} of {_whose_time(alerts, aggregate)}"
         if cost.mainly_hung and cost.hung:
-            who = f"{cost_name(cost)}{_stuck_text(cost)}"
-            return f"The job {hung_text(cost.hung)}, for {who}, which cost {share} in all."
+            name = f"{cost_name(cost)}{_stuck_text(cost)}"
+            return f"The job {hung_text(cost.hung)}, for {name}, which cost {share} in all."
         how = _how_text(cost, _slow_when(cost, alerts, aggregate))
-        return f"{_sentence(cost_name(cost))} held the job back: {how}, {share} lost."
+        name = cost_name(cost)
+        return f"{name[0].upper()}{name[1:]} held the job back: {how}, {share} lost."
     each = [f"{cost_name(cost)} {_how_text(cost)}, {percent(cost.share)}" for cost in costs[:MAX_NAMED]]
     more = f"; {len(costs) - MAX_NAMED} more" if len(costs) > MAX_NAMED else ""
-    kinds = {isinstance(cost.who, int) for cost in costs}
-    who = f"{len(costs)} {'ranks' if kinds == {True} else 'hosts' if kinds == {False} else 'ranks and hosts'}"
+    kinds = {isinstance(cost.subject, int) for cost in costs}
+    names = f"{len(costs)} {'ranks' if kinds == {True} else 'hosts' if kinds == {False} else 'ranks and hosts'}"
     whose_time = _whose_time(alerts, aggregate)
-    return f"{who} held the job back, {percent(lost)} of {whose_time} lost: {'; '.join(each)}{more}."
+    return f"{names} held the job back, {percent(lost)} of {whose_time} lost: {'; '.join(each)}{more}."
 
 
 def _whose_time(alerts: Sequence[Alert], aggregate: RunAggregate) -> str:
@@ -372,7 +352,6 @@ def _whose_time(alerts: Sequence[Alert], aggregate: RunAggregate) -> str:
 
 
 def _how_text(cost: Cost, when: str = "") -> str:
-    """How it held the others up: it was slow, or it was stuck, or both."""
     slow = "" if cost.mainly_hung else " ".join(filter(None, ("slow", _in_phases(cost), when)))
     return ", ".join(filter(None, (slow, hung_text(cost.hung) if cost.hung else "")))
 
@@ -382,12 +361,8 @@ def _in_phases(cost: Cost) -> str:
 
 
 def _stuck_text(cost: Cost) -> str:
-    """In which phase it was stuck; that it was in none of them tells nothing."""
-    return f" ({_in_phases(cost)})" if cost.phases and cost.phases != (OUTSIDE,) else ""
-
-
-def _sentence(text: str) -> str:
-    return text[:1].upper() + text[1:]
+    """Phase in which it was hung; empty if that was outside of the named phases."""
+    return f" ({_in_phases(cost)})" if cost.phases and cost.phases != (OTHER,) else ""
 
 
 def _ended(text: str) -> str:

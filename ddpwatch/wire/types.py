@@ -36,7 +36,7 @@ def fit(text: str, max_chars: int = 200) -> str:
     return text[:max_chars].encode("utf-8", "replace").decode("utf-8")
 
 
-def ranges(ranks: Iterable[int], most: int = 200) -> str:
+def ranges(ranks: Iterable[int], max_chars: int = 200) -> str:
     """Ranks as compact ranges: `0-3,8`. Empty if that is still too long."""
     spans: list[list[int]] = []
     for rank in sorted(set(ranks)):
@@ -45,4 +45,4 @@ def ranges(ranks: Iterable[int], most: int = 200) -> str:
         else:
             spans.append([rank, rank])
     text = ",".join(str(first) if first == last else f"{first}-{last}" for first, last in spans)
-    return text if len(text) <= most else ""
+    return text if len(text) <= max_chars else ""

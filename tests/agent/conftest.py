@@ -1,4 +1,4 @@
-"""A driver for the tests of GPUs: the stand-in for NVML, inside of this process."""
+"""A driver for the tests of GPUs: a fake NVML inside this process."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from tests.builders.training import wait_for
 
 @pytest.fixture(scope="session")
 def library(tmp_path_factory):
-    """The stand-in, loaded; pynvml finds it by its name."""
+    """The fake library, loaded; pynvml finds it by its name."""
     return fake_nvml.load(fake_nvml.build(tmp_path_factory.mktemp("nvml")))
 
 
 @pytest.fixture
 def driver(library, tmp_path, monkeypatch):
-    """Say what the driver answers: `driver(8, ...)` is a host with eight GPUs. Nobody may be left in it at the end."""
+    """Set the driver's scenario: `driver(8, ...)` is a host with eight GPUs. No call may be left in it at the end."""
     path = tmp_path / "scenario"
     monkeypatch.setenv(fake_nvml.VARIABLE, str(path))
     monkeypatch.setattr(sampler, "EVERY_S", 0.02)
-    monkeypatch.setattr(xids, "WAIT_MS", 20)  # who listens for errors ends soon after it is told to
+    monkeypatch.setattr(xids, "WAIT_MS", 20)  # the listener for errors ends soon after it is stopped
     made = []
 
     def make(gpus=1, keys=None):

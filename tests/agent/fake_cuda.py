@@ -1,4 +1,4 @@
-"""A GPU whose time is the test's, in the place of `torch.cuda`. What must not be asked of it ends the test."""
+"""A fake of `torch.cuda` whose time the test controls. A call that must not be made ends the test."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import torch
 from ddpwatch.agent.cuda_clock import LATER_STEPS, CudaClock
 from ddpwatch.agent.guard import Switch
 from ddpwatch.agent.step_recorder import Recorder, to_step
+from ddpwatch.wire import Note
 
 NEVER = float("inf")
 
@@ -134,7 +135,7 @@ class Gpu:
 
 
 class Run:
-    """A recorder on the made-up GPU, and the steps it has handed on."""
+    """A recorder on the fake GPU, and the steps it has reported."""
 
     def __init__(self, gpu):
         self.gpu = gpu
@@ -167,4 +168,4 @@ class Run:
         return self.reported
 
     def notes(self):
-        return [fields["text"] for tag, fields in self.recorder.events.drain(1000) if tag == "note"]
+        return [fields["text"] for kind, fields in self.recorder.events.drain(1000) if kind is Note]

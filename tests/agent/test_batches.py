@@ -50,7 +50,7 @@ def test_a_tensor_inside_a_function_transform_has_no_fingerprint():
     assert seen == [0]
 
 
-def test_a_scalar_is_no_batch():
+def test_a_scalar_is_not_a_batch():
     assert first_tensor(torch.tensor(3.0)) is None
     batch = torch.zeros(2, 3)
     assert first_tensor([torch.tensor(3.0), {"x": batch}]) is batch

@@ -1,4 +1,4 @@
-"""Checksums are taken at the same steps everywhere and, on a GPU, handed on when its stream has passed them."""
+"""Checksums are taken at the same steps on all ranks and, on a GPU, reported once their events have completed."""
 
 import weakref
 import zlib
@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+from ddpwatch import wire
 from ddpwatch.agent.checksum import EVERY_STEPS, FIRST_STEP, Checksums
 from ddpwatch.agent.clock import HostClock
 from ddpwatch.agent.guard import Switch
@@ -14,7 +15,7 @@ from ddpwatch.agent.step_recorder import Recorder
 
 
 class Event:
-    """A CUDA event whose stream is passed when the test says so; waiting for it would fail."""
+    """A CUDA event that completes when the test decides; waiting for it would fail."""
 
     def __init__(self, answers):
         self._answers = answers
@@ -34,7 +35,7 @@ def recorder():
 
 
 def reported(recorder):
-    return [fields for tag, fields in recorder.events.drain(1000) if tag == "checksum"]
+    return [fields for kind, fields in recorder.events.drain(1000) if kind is wire.Checksum]
 
 
 def run_until(recorder, index):
@@ -66,7 +67,7 @@ def test_large_parameters_are_walked_through_slice_by_slice(recorder):
     assert max(offsets) <= 1 << 14
 
 
-def test_a_sum_on_a_gpu_is_told_later_with_the_step_it_was_taken_in(recorder):
+def test_a_sum_on_a_gpu_is_reported_later_with_the_step_it_was_taken_in(recorder):
     answers = [False, False, True]
     checksums = Checksums([], lambda: Event(answers))
     piece = torch.arange(5, dtype=torch.float32)

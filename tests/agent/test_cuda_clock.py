@@ -1,4 +1,4 @@
-"""The CUDA clock on a made-up GPU: what ran when, what is told when, and what is never asked."""
+"""The CUDA clock on a fake GPU: when work ran, when steps are reported, and which calls are never made."""
 
 import pytest
 from hypothesis import given
@@ -132,14 +132,14 @@ def test_waiting_for_data_counts_from_when_the_gpu_has_run_dry(run, queued_ns, i
     assert (step.forward_ns, step.data_ns, step.other_ns) == (queued_ns, idle_ns, 0)
 
 
-def test_a_step_is_told_when_two_more_were_cut_and_its_last_event_was_passed(run):
+def test_a_step_is_reported_when_two_more_were_cut_and_its_last_event_has_completed(run):
     run.phase(FORWARD, queue=1_000)
     assert [len(run.cut()) for _ in range(5)] == [0] * 5
     run.gpu.advance(1_000)
     assert len(run.cut()) == 6 - LATER_STEPS
 
 
-def test_a_stamp_on_a_slower_stream_is_waited_for_although_the_last_one_was_passed(run):
+def test_an_event_on_a_slower_stream_is_waited_for_although_the_last_one_has_completed(run):
     fast, slow = run.gpu.stream, Stream(run.gpu, 0)
     run.gpu.streams[0] = slow
     run.phase(FORWARD, queue=9_000)
@@ -174,7 +174,7 @@ def test_what_a_step_took_from_the_next_one_is_forgotten_when_that_one_has_the_h
     assert [step.forward_ns for step in run.empty_steps()] == [9_000, 0, 600]
 
 
-def test_steps_of_a_gpu_that_never_answers_are_told_in_order_with_the_hosts_times(run):
+def test_steps_of_a_gpu_that_never_answers_are_reported_in_order_with_the_hosts_times(run):
     run.gpu.stream.free_ns = NEVER
     for k in range(3 * MAX_PENDING):
         run.phase(FORWARD, host=k)
@@ -294,7 +294,7 @@ def test_events_are_used_again_for_ten_thousand_steps(run):
     assert run.clock.host_timed == 0
 
 
-def test_at_the_end_what_the_gpu_has_done_is_told_by_its_times_and_the_rest_by_the_hosts(run):
+def test_at_the_end_finished_gpu_work_has_the_gpus_times_and_the_rest_the_hosts(run):
     for queued_ns in (500, 600, 10_000):
         run.phase(FORWARD, queue=queued_ns, host=20)
         run.phase(OTHER)

@@ -1,4 +1,4 @@
-"""Who is given the CUDA clock, and the agent's hooks, close and exit with it."""
+"""When the CUDA clock is used, and the agent's hooks, close and exit with it."""
 
 import inspect
 import threading
@@ -22,7 +22,7 @@ def gpu():
 
 @pytest.fixture
 def install(run_dir, gpu, monkeypatch):
-    """The real agent with the clock of the made-up GPU."""
+    """The real agent with the clock of the fake GPU."""
     monkeypatch.setattr(ddpwatch.agent, "clock_for", lambda _model, _choice: gpu.clock())
     yield ddpwatch.agent.install
     gpu.closed, gpu.thread = False, threading.get_ident()
@@ -30,7 +30,7 @@ def install(run_dir, gpu, monkeypatch):
 
 
 def training(gpu, *, forward=5_000, backward=7_000, optimizer=3_000):
-    """One step of a real model whose layers and optimizer queue work on the made-up GPU, and take no time to do so."""
+    """One step of a real model whose layers and optimizer queue work on the fake GPU in no time."""
     model = Net()
     model.before_forward = lambda: gpu.stream.work(forward)
     model.before_backward = lambda: gpu.stream.work(backward)
@@ -54,13 +54,13 @@ def test_the_real_hooks_put_the_gpus_work_where_it_belongs(install, gpu):
     assert (snap.hello.clock, snap.notes) == ("cuda", [])
 
 
-def test_close_tells_the_last_steps_by_the_gpus_times(install, gpu):
+def test_close_reports_the_last_steps_with_the_gpus_times(install, gpu):
     model, step = training(gpu)
     agent = install(model)
     for _ in range(2):
         step()
     gpu.catch_up()
-    # Before it listens there is nobody to tell.
+    # Before it listens there is no viewer.
     wait_for(lambda: agent._publisher.address)
     agent.close()
     agent._publisher.join(30)
@@ -132,7 +132,7 @@ def test_the_clock_is_of_the_first_cuda_device_unless_it_is_declined_or_missing(
 
 @pytest.fixture
 def moving(run_dir, gpu, monkeypatch):
-    """A real model on the CPU that later seems to have moved to the made-up GPU, and one step of its training."""
+    """A real model on the CPU that later seems to have moved to the fake GPU, and one step of its training."""
     monkeypatch.setattr("ddpwatch.agent.agent.CudaClock", lambda _device: gpu.clock())
     monkeypatch.setattr("ddpwatch.agent.agent.CudaClock.name", "cuda", raising=False)
     model, step = training(gpu)
@@ -159,7 +159,7 @@ def test_a_model_that_moves_to_a_gpu_after_install_is_timed_there_from_its_secon
     assert times(snap.steps)[1:] == [(5_000, 7_000, 3_000, 15_000)] * 3
 
 
-def test_where_the_hosts_clock_is_asked_for_a_model_that_moves_is_told_of_once(moving):
+def test_with_the_hosts_clock_by_choice_a_model_that_moves_to_a_gpu_is_noted_once(moving):
     model, step, move = moving
     agent = ddpwatch.agent.install(model, clock="host")
     move()
@@ -178,13 +178,11 @@ def test_the_hosts_clock_is_remarked_upon_only_where_it_times_a_gpu():
 
 
 def test_torch_has_what_is_used_of_it():
-    """So that the made-up GPU cannot drift away from the real one; builds without CUDA have the names too."""
+    """The fake GPU has the signatures of the real one; builds without CUDA have the names too."""
     for name in ("Event", "current_stream", "current_device", "device", "is_current_stream_capturing"):
         assert hasattr(Gpu, name)
         assert callable(getattr(torch.cuda, name))
     assert "enable_timing" in inspect.signature(torch.cuda.Event.__new__).parameters
     for name in ("record", "query", "elapsed_time"):
-        real, made_up = (
-            list(inspect.signature(getattr(owner, name)).parameters) for owner in (torch.cuda.Event, Event)
-        )
-        assert real == made_up
+        real, fake = (list(inspect.signature(getattr(owner, name)).parameters) for owner in (torch.cuda.Event, Event))
+        assert real == fake

@@ -1,4 +1,4 @@
-"""What is told of the exception that ends a script."""
+"""The text of the exception that ends a script."""
 
 import sys
 
@@ -14,7 +14,7 @@ class Hook:
         raise KeyboardInterrupt
 
 
-def test_an_interrupt_that_arrives_in_a_hook_is_told_with_the_places_of_the_script(monkeypatch):
+def test_an_interrupt_that_arrives_in_a_hook_has_the_frames_of_the_script(monkeypatch):
     try:
         Hook().interrupted()
     except KeyboardInterrupt as error:
@@ -25,6 +25,6 @@ def test_an_interrupt_that_arrives_in_a_hook_is_told_with_the_places_of_the_scri
     assert what == "KeyboardInterrupt"
     assert [place.rpartition(" in ")[2] for place in places] == [
         "interrupted",
-        "test_an_interrupt_that_arrives_in_a_hook_is_told_with_the_places_of_the_script",
+        "test_an_interrupt_that_arrives_in_a_hook_has_the_frames_of_the_script",
     ]
     assert not any("guard.py" in place for place in places)

@@ -63,7 +63,7 @@ def test_a_model_whose_parameters_do_not_exist_yet_is_measured(install):
     assert len(snap.checksums) == 1
 
 
-def test_data_parallel_is_measured_and_told_in_two_sentences(install):
+def test_data_parallel_is_measured_and_noted_in_two_sentences(install):
     model = nn.DataParallel(Net())
     agent = install(model)
     train_step(model, sgd(model), BATCH, TARGET)
@@ -77,7 +77,7 @@ def test_data_parallel_is_measured_and_told_in_two_sentences(install):
 
 
 @pytest.mark.parametrize("thing", [3, None, print, "model", nn.Linear])
-def test_what_is_no_model_is_refused_in_a_clear_sentence(install, thing):
+def test_anything_but_a_module_is_refused_in_a_clear_sentence(install, thing):
     with pytest.raises(TypeError, match=r"takes a torch\.nn\.Module.* it was given a \w+\.$"):
         install(thing)
     assert ddpwatch.agent._current is None or not ddpwatch.agent._current.active
@@ -154,7 +154,7 @@ def test_a_model_that_cannot_be_watched_leaves_no_wrapper_in_place(install, capf
     assert dict(vars(nn.parallel.DistributedDataParallel)) == before
 
 
-def test_pauses_are_told_while_they_last_and_nested_ones_end_in_order(install):
+def test_pauses_are_reported_while_they_last_and_nested_ones_end_in_order(install):
     model = Net()
     agent = install(model)
     optimizer = sgd(model)
@@ -202,7 +202,7 @@ def test_a_loop_without_an_optimizer_ends_its_steps_by_hand(install):
     assert [(step.samples, step.backwards) for step in snapshot(agent).steps] == [(16, 1)] * 3
 
 
-def test_a_loop_whose_steps_are_never_seen_to_end_is_told_once(install):
+def test_a_loop_whose_steps_never_end_is_noted_once(install):
     model = nn.Linear(2, 1)
     agent = install(model)
     batch = torch.ones(1, 2)
@@ -216,7 +216,7 @@ def test_a_loop_whose_steps_are_never_seen_to_end_is_told_once(install):
     assert "agent.step()" in note.text
 
 
-def test_tracing_a_watched_model_is_no_training_and_warns_of_nothing(install):
+def test_tracing_a_watched_model_does_not_count_as_training_and_warns_of_nothing(install):
     model = nn.Linear(8, 4)
     agent = install(model)
     with pytest.warns(DeprecationWarning, match="jit.trace"):

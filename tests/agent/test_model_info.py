@@ -1,4 +1,4 @@
-"""What is told of how a job was started: what helps to run it again, and no secret."""
+"""How a job was started: what helps to run it again is reported, and no secret."""
 
 import pytest
 
@@ -6,13 +6,13 @@ from ddpwatch import wire
 from ddpwatch.agent.model_info import COMMAND_CHARS, ENVIRONMENT_CHARS, command, environment
 
 
-def test_variables_that_change_how_a_job_runs_are_told_and_no_others():
+def test_variables_that_change_how_a_job_runs_are_reported_and_no_others():
     reported = environment({"NCCL_DEBUG": "INFO", "OMP_NUM_THREADS": "4", "HOME": "/home/me", "HISTFILE": "x"})
 
     assert reported == {"NCCL_DEBUG": "INFO", "OMP_NUM_THREADS": "4"}
 
 
-def test_where_the_data_are_is_told_in_full_if_somebody_says_it():
+def test_the_path_to_the_data_is_reported_in_full_if_it_is_set():
     assert environment({"DDPWATCH_DATA": "/data/" + "x" * 150}) == {"DDPWATCH_DATA": "/data/" + "x" * 150}
 
 
@@ -44,5 +44,5 @@ def test_the_environment_is_bounded_and_fits_onto_the_wire():
         (["train.py", "https://me:hunter2@host/x"], "train.py 'https://***@host/x'"),
     ],
 )
-def test_the_command_line_is_told_without_its_secrets(arguments, shown):
+def test_the_command_line_is_reported_without_its_secrets(arguments, shown):
     assert command(arguments) == shown

@@ -1,4 +1,4 @@
-"""How far this process got in its groups: a real gloo group of one rank, and torch's own recorder."""
+"""Progress in process groups: a real gloo group of one rank, and torch's flight recorder."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def reported(groups):
     return [(group.enqueued, group.completed) for group in groups]
 
 
-def test_without_a_process_group_there_is_nothing_to_tell():
+def test_without_a_process_group_nothing_is_reported():
     assert not dist.is_initialized()
     assert Collectives().groups(1) == []
 
@@ -84,7 +84,7 @@ def test_a_second_group_is_counted_by_itself(tmp_path):
 
 
 @pytest.mark.parametrize("before", [2, 9])
-def test_a_group_that_is_made_anew_is_not_taken_for_the_earlier_one_of_that_name(tmp_path, before):
+def test_a_new_group_is_not_mistaken_for_an_earlier_one_of_the_same_name(tmp_path, before):
     collectives = Collectives()
     for operations in (before, 5):
         with joined(tmp_path):
@@ -93,7 +93,7 @@ def test_a_group_that_is_made_anew_is_not_taken_for_the_earlier_one_of_that_name
             assert reported(settled(collectives)) == [(operations, operations)]
 
 
-def test_the_last_operations_are_told_oldest_first(tmp_path):
+def test_the_last_operations_are_reported_oldest_first(tmp_path):
     collectives = Collectives()
     with joined(tmp_path) as group:
         for count in range(wire.MAX_COLLECTIVES):
@@ -117,7 +117,7 @@ def test_the_last_operations_are_told_oldest_first(tmp_path):
 @pytest.mark.parametrize(
     ("dtype", "expected"), [(torch.float32, 24), (torch.bfloat16, 12), (torch.float64, 48), (torch.uint8, 6)], ids=str
 )
-def test_the_size_of_an_operation_is_told_in_bytes(tmp_path, dtype, expected):
+def test_the_size_of_an_operation_is_reported_in_bytes(tmp_path, dtype, expected):
     with joined(tmp_path):
         dist.broadcast(torch.ones(2, 3).to(dtype), 0)
         entry = Collectives()._entries()[-1]
@@ -133,7 +133,7 @@ def test_the_timeout_and_the_health_of_a_group_are_its_own(tmp_path):
         assert (_error(group), _error(side)) == ("", "")
 
 
-def test_a_group_that_is_destroyed_while_it_is_asked_about_is_no_error(tmp_path):
+def test_a_group_that_is_destroyed_while_it_is_read_causes_no_error(tmp_path):
     """The agent's thread asks, and the training thread ends the group."""
     stop, errors = threading.Event(), []
 
@@ -160,7 +160,7 @@ def test_a_group_that_is_destroyed_while_it_is_asked_about_is_no_error(tmp_path)
 
 
 def test_what_goes_from_one_rank_to_another_is_not_counted(tmp_path, monkeypatch):
-    """Ranks send and receive as often as they like; gloo's own number tells that, too."""
+    """Point-to-point operations differ between ranks; gloo's own number counts them, too."""
     collectives = Collectives(threading.get_ident)
     with joined(tmp_path) as group:
         dist.all_reduce(torch.ones(3))
@@ -222,7 +222,7 @@ def test_a_count_that_a_slow_thread_of_gloo_has_turned_back_is_not_taken_for_a_w
     assert reported([after, later]) == [(3, 3), (3, 3)]
 
 
-def test_behind_a_count_that_was_turned_back_the_operation_in_flight_is_told_with_its_whole_age(three_done):
+def test_behind_a_count_that_went_back_the_operation_in_flight_is_reported_with_its_full_age(three_done):
     """Else a rank that waits would be taken to have come just now, or not at all."""
     TurnedBack(three_done, in_flight=True)
     three_done.groups(1)
@@ -260,7 +260,7 @@ def test_while_the_training_thread_stands_still_it_is_looked_up_seldom(three_don
     assert reported([three_done.groups(now_ns)[0] for now_ns in at_ns]) == [(3, 1), (3, 1), (3, 3)]
 
 
-def test_where_the_training_thread_is_tells_whether_it_has_moved():
+def test_the_position_of_the_training_thread_shows_whether_it_has_moved():
     held = threading.Lock()
     held.acquire()
     began = threading.Event()
@@ -280,7 +280,7 @@ def test_where_the_training_thread_is_tells_whether_it_has_moved():
     assert collectives._place() is None
 
 
-def test_a_thread_in_a_monitored_barrier_waits_there_although_nobody_records_it(tmp_path, monkeypatch):
+def test_a_thread_in_a_monitored_barrier_waits_there_although_it_is_not_recorded(tmp_path, monkeypatch):
     began, go_on = threading.Event(), threading.Event()
 
     def wait(*_arguments, **_options):

@@ -65,7 +65,7 @@ def test_of_a_deep_recursion_the_innermost_calls_are_told():
     assert functions(stack)[-1] == "deep_down"
 
 
-def test_all_threads_are_told_on_request_the_training_one_first_and_the_callers_not():
+def test_all_threads_are_reported_on_request_the_training_one_first_and_the_callers_not():
     with thread_in(waits_for_its_data, "trains") as training, thread_in(waits_for_its_data, "loader"):
         reported = stacks(training.ident, everything=True)
         alone = stacks(training.ident, everything=False)
@@ -83,7 +83,7 @@ def test_a_caller_that_trains_itself_is_told():
     assert "test_a_caller_that_trains_itself_is_told" in functions(stack)
 
 
-def test_of_a_script_that_an_exception_has_ended_it_is_told_where_that_was_raised(monkeypatch):
+def test_a_script_that_an_exception_has_ended_has_the_stack_where_it_was_raised(monkeypatch):
     """And not where it is being printed, or the interpreter waits for its threads."""
 
     def fails():

@@ -20,15 +20,15 @@ def at(step):
 
 
 class Book:
-    """An alert book that one rule writes to, and all of its events."""
+    """An alert book with one rule."""
 
     def __init__(self, *, by_step=True):
         self.book = AlertBook()
         self.by_step = by_step
         self.close_delay = CLOSE_DELAY_STEPS if by_step else CLOSE_DELAY_STEPS * STEP_MS * MS
 
-    def judge(self, step, *findings, rule="straggler"):
-        """The events when this is found at a step."""
+    def evaluate(self, step, *findings, rule="straggler"):
+        """Kinds of the events when this is found at a step."""
         self.book.update(rule, findings, at(step), close_delay=self.close_delay, by_step=self.by_step)
         return [event.kind for event in self.book.drain()]
 

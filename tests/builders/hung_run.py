@@ -21,8 +21,8 @@ GLOO = (
 def halted(groups_by_rank, heard_s=None, steps=90, sync=2, hosts=(), **beats_by_rank):
     """A run whose ranks report these groups: a group, a list of them, or None for none.
 
-    A rank with something in flight is in sync, any other in data; `r2={"pause": "x"}` changes the beat of rank 2, and
-    `heard_s` says when a rank was heard last.
+    A rank with something in flight is in sync, any other in data; `r2={"pause": "x"}` changes the heartbeat of rank 2,
+    and `heard_s` has the time of a rank's last one.
     """
     state = make_run({rank: train(0, steps, sync=sync) for rank in groups_by_rank}, now_ns=SECOND, hosts=hosts)
     heard_s = {rank: (heard_s or {}).get(rank, NOW_S) for rank in groups_by_rank}

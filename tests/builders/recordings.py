@@ -11,12 +11,14 @@ from ddpwatch.core.monitor import Monitor
 from ddpwatch.core.state.rank import Place
 from ddpwatch.core.state.run import RunState
 from ddpwatch.recording.writer import Recorder
-from ddpwatch.simulator.scenario import Scenario, frames, host_of
 from ddpwatch.sources.frames import Frame
 from tests.builders.fake_rank import make_beat, make_hello, make_step
+from tests.builders.scenario_frames import frames, host_of
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from ddpwatch.simulator.scenario import Scenario
 
 RUN_ID = "5ec0de5ec0de5ec0"
 

@@ -18,7 +18,7 @@ APART_STEPS = 300
 
 
 def make_run(steps_by_rank, world=None, now_ns=1, hosts=(), **hello):
-    """A run whose ranks have said hello, beaten once, and finished these steps."""
+    """A run whose ranks have sent a hello, one heartbeat and these steps."""
     world = len(steps_by_rank) if world is None else world
     state = RunState("ab12cd34", "train", world, [Place(rank, "node-a", 1000 + rank) for rank in range(world)])
     for rank, steps in steps_by_rank.items():

@@ -1,4 +1,4 @@
-"""The command line as a user meets it: a process with exit code, stdout and stderr."""
+"""Fixtures that run the command line as a process, in this process, or on a pseudo-terminal."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def ddpwatch(start_ddpwatch):
 
 @pytest.fixture
 def started_ddpwatch(run_dir):
-    """The same, started as users start it: for what an interpreter does at its start."""
+    """Run `python -m ddpwatch ...` in a fresh interpreter, for tests of its start."""
 
     def run(*arguments, **environment):
         return subprocess.run(
@@ -44,7 +44,7 @@ def started_ddpwatch(run_dir):
 
 @pytest.fixture
 def in_process(run_dir, capsys, monkeypatch):
-    """Run `ddpwatch ...` without a process of its own, which takes longer than what it does."""
+    """Run `ddpwatch ...` in this process, which is faster than starting one."""
     monkeypatch.delenv("DDPWATCH_DEBUG", raising=False)
     # It would redirect the stdout of the whole test process.
     monkeypatch.setattr("ddpwatch.cli.main._silence_stdout", lambda: None)
@@ -59,11 +59,11 @@ def in_process(run_dir, capsys, monkeypatch):
 
 @pytest.fixture
 def start_ddpwatch(forker, run_dir):
-    """Start `ddpwatch ...` and go on; it is killed at the end if it has not ended."""
+    """Start `ddpwatch ...` in the background; it is killed at the end of the test."""
     children = []
 
     def start(*arguments, **environment):
-        assert not any(name.startswith("PYTHON") for name in environment), "nobody would read it any more"
+        assert not any(name.startswith("PYTHON") for name in environment), "the interpreter already runs"
         children.append(forker.start(arguments, child_environment(**environment)))
         return children[-1]
 

@@ -1,4 +1,4 @@
-"""Limits from files and from the command line: which one counts, and what is said about nonsense."""
+"""Thresholds from files and from the command line: precedence, and errors for invalid ones."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def test_nonsense_in_the_project_file_is_refused_with_its_section(here):
         limits_of(None, ())
 
 
-def test_a_file_that_cannot_be_read_is_said_as_such(here):
+def test_a_file_that_cannot_be_read_is_reported_as_such(here):
     os.mkfifo(here / "pipe")
     (here / "latin").write_bytes(b"# \xe4\n")
     (here / "large").write_bytes(b"#" * (2 << 20))

@@ -1,4 +1,4 @@
-"""`ddpwatch doctor` says what is there, what is not, and what that means."""
+"""`ddpwatch doctor`: what is available, what is not, and what that means."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def checks_of(done):
     return {check["name"]: (check["verdict"], check["text"]) for check in json.loads(done.stdout)["checks"]}
 
 
-def test_a_usable_machine_is_told_in_words_and_marks(ddpwatch, run_dir):
+def test_a_usable_machine_is_reported_with_words_and_marks(ddpwatch, run_dir):
     done = ddpwatch("doctor")
 
     assert (done.returncode, done.stderr) == (0, "")
@@ -85,7 +85,7 @@ def test_a_missing_package_makes_it_unusable(monkeypatch):
 
 @pytest.fixture(scope="module")
 def driver_folder(tmp_path_factory):
-    """A folder for LD_LIBRARY_PATH with a driver that does as it is told, but has never heard of ECC."""
+    """Directory for LD_LIBRARY_PATH with a fake driver that has no functions for ECC."""
     folder = tmp_path_factory.mktemp("nvml")
     fake_nvml.build(folder, without=("nvmlDeviceGetTotalEccErrors",))
     return folder
@@ -93,7 +93,7 @@ def driver_folder(tmp_path_factory):
 
 @pytest.fixture
 def scenario(driver_folder, tmp_path, monkeypatch):
-    """What the driver answers to children of this process."""
+    """Answers of the driver to child processes."""
     monkeypatch.setenv("LD_LIBRARY_PATH", str(driver_folder))
     monkeypatch.setenv(fake_nvml.VARIABLE, str(tmp_path / "scenario"))
     return fake_nvml.Scenario(tmp_path / "scenario", 5)
@@ -111,7 +111,7 @@ def test_without_a_driver_it_says_what_is_shown_instead():
     assert check.text.endswith("CPU % and RSS are shown instead")
 
 
-def test_what_can_be_read_of_gpus_is_told_with_the_reason_for_the_rest_and_equal_ones_together(scenario):
+def test_unreadable_gpu_figures_are_listed_with_the_reason_and_equal_gpus_grouped(scenario):
     scenario.set({"return.gpu1.nvmlDeviceGetPowerUsage": fake_nvml.NO_PERMISSION, "return.gpu4": fake_nvml.IS_LOST})
     scenario.set({"gpu3.event_types": 1})
     reported = gpus_of(checkup._nvidia())
@@ -128,17 +128,17 @@ def test_what_can_be_read_of_gpus_is_told_with_the_reason_for_the_rest_and_equal
 
 def test_a_driver_that_hangs_does_not_hang_the_doctor(scenario, monkeypatch):
     scenario.set({"block.nvmlDeviceGetTemperature": 60_000})
-    # Until it has told what it can: how long that takes is the machine's affair.
-    patience_s = 1.0
-    while "driver" not in (reported := checkup._ask_driver(patience_s))[0]:
-        patience_s *= 2
+    # Until it has reported what it can, which takes longer on a slow machine.
+    timeout_s = 1.0
+    while "driver" not in (reported := checkup._ask_driver(timeout_s))[0]:
+        timeout_s *= 2
     monkeypatch.setattr(checkup, "_ask_driver", lambda: reported)
 
     assert list(gpus_of(checkup._nvidia())) == ["NVIDIA", "GPU"]
     assert "does not answer within" in reported[-1]["why"]
 
 
-def test_names_from_the_driver_are_tamed(scenario):
+def test_names_from_the_driver_are_sanitized(scenario):
     scenario.set({"gpu0.name": "[red]\x1b[31m" + "x" * 60, "count": 1})
     reported = gpus_of(checkup._nvidia())
 

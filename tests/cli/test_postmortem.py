@@ -1,4 +1,4 @@
-"""`ddpwatch postmortem`: the verdict first, what it stands on, and an exit code for scripts."""
+"""`ddpwatch postmortem`: verdict, evidence, and exit code."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_machines_get_the_same(logs):
     assert (reported["files"], reported["lines"], reported["recognised"], reported["troubles"]) == (4, 12, 4, [])
 
 
-def test_logs_that_say_nothing_are_said_to_and_exit_with_1(tmp_path):
+def test_logs_without_a_verdict_are_reported_and_exit_with_1(tmp_path):
     (tmp_path / "a.log").write_text("step 1\nstep 2\n")
     done = CliRunner().invoke(command, [str(tmp_path / "a.log")])
 
@@ -75,7 +75,7 @@ def test_no_argument_is_a_usage_error(ddpwatch):
     assert (done.returncode, done.stdout) == (2, "")
 
 
-def test_a_directory_stands_for_all_files_below_it(logs, tmp_path):
+def test_a_directory_means_all_files_below_it(logs, tmp_path):
     reported = CliRunner().invoke(command, [str(logs)])
     assert reported.exit_code == 0
     assert reported.stdout == CliRunner().invoke(command, [f"{logs}/*"]).stdout
@@ -86,7 +86,7 @@ def test_a_directory_stands_for_all_files_below_it(logs, tmp_path):
     assert str(refused.exception).endswith("is a directory with no file in it; name the job's log files")
 
 
-def test_a_directory_among_the_files_of_a_pattern_is_told(logs):
+def test_a_directory_among_the_files_of_a_pattern_is_reported(logs):
     (logs / "folder").mkdir()
     done = CliRunner().invoke(command, [str(logs / "*")])
     assert done.exit_code == 0

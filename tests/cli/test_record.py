@@ -1,4 +1,4 @@
-"""`ddpwatch record` and `watch --record` as scripts meet them: files, lines, exit codes, restarts and signals."""
+"""`ddpwatch record` and `watch --record`: files, lines, exit codes, restarts and signals."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import pytest
 from ddpwatch.recording.alerts import reported
 from ddpwatch.recording.reader import Recorded
 from ddpwatch.recording.schema import NoRecording, Unreadable
-from ddpwatch.recording.storage import Shelf
+from ddpwatch.recording.storage import RecordingFile
 from ddpwatch.recording.writer import Recorder
 from ddpwatch.wire import Bye, decode
 from tests.builders.fake_rank import FakeRun
@@ -52,7 +52,7 @@ def messages(recording, attempt):
 
 
 def written(file):
-    """Frames that are on disk by now."""
+    """Number of frames on disk."""
     try:
         with closing(Recorded(file)) as recording:
             return recording.frames(recording.attempts[0])
@@ -83,7 +83,7 @@ def test_a_run_is_recorded_to_its_last_word(start_ddpwatch, run_dir, file):
         assert recording.damaged == 0
 
 
-def test_watch_records_what_it_tells(start_ddpwatch, run_dir, file):
+def test_watch_records_the_alerts_it_prints(start_ddpwatch, run_dir, file):
     with FakeRun(run_dir, 4) as run:
         run.train(0, 60, slow_rank=2)
         child = start_ddpwatch("watch", "--json", "--record", str(file), "--keep", "24h", "--max", "2GB")
@@ -177,7 +177,7 @@ def test_control_c_and_a_plain_kill_leave_a_whole_file(start_ddpwatch, run_dir, 
         assert recording.attempts[0].run.id == run.run_id
 
 
-def test_the_help_tells_what_the_file_is_called_by_itself(in_process):
+def test_the_help_shows_the_default_name_of_the_file(in_process):
     assert "RUN-DATE-TIME.ddpw" in in_process("record", "--help").stdout
 
 
@@ -222,10 +222,10 @@ def test_an_error_is_one_line_before_any_run_is_waited_for(ddpwatch, tmp_path, a
 
 @pytest.fixture
 def full_disk(monkeypatch):
-    """Each write is refused, from the first on or after so many."""
+    """Refuse each write, from the first on or after a number of them."""
 
     def full_after(portions):
-        put = Shelf.put
+        put = RecordingFile.put
         left = iter(range(portions))
 
         def put_or_refuse(shelf, portion):
@@ -233,14 +233,14 @@ def full_disk(monkeypatch):
                 raise sqlite3.OperationalError("database or disk is full")
             put(shelf, portion)
 
-        monkeypatch.setattr(Shelf, "put", put_or_refuse)
+        monkeypatch.setattr(RecordingFile, "put", put_or_refuse)
 
     return full_after
 
 
 @contextmanager
 def ending(run, reason="closed", when=lambda: True):
-    """The ranks say goodbye once they are followed, and something has come to pass."""
+    """End the ranks once they are followed and a condition holds."""
 
     def leave():
         wait_until_followed(run)

@@ -1,4 +1,4 @@
-"""`ddpwatch export`, `ddpwatch compare` and `--baseline` as a user meets them."""
+"""`ddpwatch export`, `ddpwatch compare` and `--baseline` from the command line."""
 
 import json
 import sqlite3
@@ -10,11 +10,12 @@ import jsonschema
 import pytest
 
 from ddpwatch import wire
-from ddpwatch.simulator.scenario import Scenario, frames
+from ddpwatch.simulator.scenario import Scenario
 from ddpwatch.sources.frames import Frame
 from tests.builders.fake_rank import make_hello, make_snap, make_step
 from tests.builders.kept_runs import tape
 from tests.builders.recordings import frame, make_run, record_hung_steps, record_scenario, write_recording
+from tests.builders.scenario_frames import frames
 
 QUIET = {"steps": 80, "drift": 0.0}
 
@@ -47,7 +48,7 @@ def recordings(tmp_path_factory):
 
 
 def refused(result, code):
-    """It ended with this code and one line that is no traceback."""
+    """Assert this exit code and one line on stderr that is not a traceback."""
     assert result.returncode == code, result.stderr
     assert result.stdout == ""
     assert result.stderr.startswith("ddpwatch: ")
@@ -124,7 +125,7 @@ def test_reading_much_shows_how_far_it_is_on_stderr(in_process, recordings, monk
         (["attach", "--baseline", "{}/none.ddpw"], 3, "there is no such file"),
     ],
 )
-def test_what_cannot_be_done_is_said_in_a_line(in_process, recordings, arguments, code, says):
+def test_an_error_is_one_line(in_process, recordings, arguments, code, says):
     said = refused(in_process(*(argument.format(recordings) for argument in arguments)), code)
     assert says.format(recordings) in said
 
@@ -177,7 +178,7 @@ READERS = (
 
 
 def read_by_all(in_process, path):
-    """What each of them says of the file: replay, csv, json, report, and compare with itself."""
+    """Output of each command for the file: replay, csv, json, report, and compare with itself."""
     read = [in_process(name, str(path), *options) for name, *options in READERS]
     return [*read, in_process("compare", str(path), str(path))]
 
@@ -203,7 +204,7 @@ def test_of_a_file_that_was_cut_off_all_read_the_same(in_process, whole, tmp_pat
     assert all(damage in result.stderr for result in every)
     assert replayed.stderr == f"{damage}; no more of it was read than this moment needs\n"
     steps = json.loads(exported.stdout)["steps"]
-    # Replay tells the step that is under way, the others the last that all ranks have finished.
+    # Replay shows the current step, the others show the last step that all ranks have finished.
     assert 0 <= step - steps["last"] <= 5
     assert int(csv.stdout.splitlines()[-1].split(",")[3]) == steps["last"]
     assert steps["count"] > 0
@@ -253,7 +254,7 @@ def test_what_is_lost_of_frames_says_nothing_of_alerts_and_what_is_whole_says_no
     assert not exported["alerts_may_be_missing"]
 
 
-def test_a_checkpoint_is_enough_to_tell_of_its_steps(in_process, whole, tmp_path):
+def test_a_checkpoint_is_enough_for_the_figures_of_its_steps(in_process, whole, tmp_path):
     path = tmp_path / "thin.ddpw"
     path.write_bytes(whole)
     with sqlite3.connect(path) as database:
@@ -303,7 +304,7 @@ def test_compare_fails_the_gate_when_the_second_is_slower(ddpwatch, recordings):
 
 
 @pytest.mark.parametrize(("pair", "code"), [(("two", "crash"), 4), (("crash", "two"), 0)])
-def test_compare_says_who_ended_badly_and_only_the_second_fails_the_gate_by_it(in_process, recordings, pair, code):
+def test_compare_reports_a_bad_end_and_only_that_of_the_second_run_fails_the_gate(in_process, recordings, pair, code):
     paths = [str(recordings / f"{name}.ddpw") for name in pair]
     reported = in_process("compare", *paths, "--max-slowdown", "5%")
     found = json.loads(in_process("compare", *paths, "--max-slowdown", "5%", "--json").stdout)
@@ -317,7 +318,7 @@ def test_compare_says_who_ended_badly_and_only_the_second_fails_the_gate_by_it(i
     assert in_process("compare", *paths).returncode == 0, "without a gate nothing fails"
 
 
-def test_compare_says_for_how_long_a_run_stood_still_as_an_export_does(in_process, recordings):
+def test_compare_reports_the_same_hung_steps_as_an_export(in_process, recordings):
     path = str(recordings / "stuck.ddpw")
     reported = in_process("compare", path, path, "--max-slowdown", "5%")
     found = json.loads(in_process("compare", path, path, "--json").stdout)
@@ -343,7 +344,7 @@ def test_compare_says_which_attempt_it_has_taken_and_how_to_take_another(in_proc
     assert "B ended badly" in first.stdout
 
 
-def test_the_report_tells_how_the_ranks_scale(in_process, recordings, tmp_path):
+def test_the_report_shows_the_scaling_efficiency(in_process, recordings, tmp_path):
     page = tmp_path / "r.html"
 
     result = in_process(
@@ -362,7 +363,7 @@ def test_the_report_tells_how_the_ranks_scale(in_process, recordings, tmp_path):
     assert f"2 ranks run {rates[0] / rates[1]:.2f}× as fast as one: " in text
 
 
-def test_the_report_does_not_leave_a_standstill_to_be_taken_for_slower_compute(in_process, recordings, tmp_path):
+def test_the_report_does_not_present_a_hung_step_as_slower_compute(in_process, recordings, tmp_path):
     page, one = tmp_path / "r.html", str(recordings / "one.ddpw")
 
     assert in_process("report", str(recordings / "stuck.ddpw"), "-o", str(page), "--baseline", one).returncode == 0

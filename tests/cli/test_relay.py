@@ -1,4 +1,4 @@
-"""`ddpwatch relay` as a user meets it: a port, a ticket that all other commands take, lines and exit codes."""
+"""`ddpwatch relay`: the port, a ticket that all other commands accept, lines and exit codes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def run(run_dir):
 
 @pytest.fixture
 def ticket(run, tmp_path):
-    """The file of a relay that runs in this process, as it would lie on another host."""
+    """Ticket of a relay that runs in this process, as on another host."""
     file = tmp_path / "run.ticket"
     with relayed(run.file) as relay:
         away = [msgspec.structs.replace(each, node="elsewhere") for each in relay.ticket.endpoints]
@@ -95,7 +95,7 @@ def test_watch_record_and_stacks_take_its_ticket(run, ticket, in_process, tmp_pa
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_the_ticket_goes_into_a_file_of_the_runs_name_unless_it_is_told_where(run, in_process, tmp_path, monkeypatch):
+def test_the_ticket_goes_into_a_file_of_the_runs_name_by_default(run, in_process, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
     def leave():
@@ -176,7 +176,7 @@ def test_an_address_that_cannot_be_is_refused_in_a_line(run, in_process, options
     assert done.stderr.count("\n") == 1
 
 
-def test_a_port_that_is_taken_and_a_ticket_that_cannot_be_written_are_said(run, in_process, tmp_path):
+def test_a_port_that_is_taken_and_a_ticket_that_cannot_be_written_are_reported(run, in_process, tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         done = in_process("relay", "--bind", f"127.0.0.1:{taken.getsockname()[1]}")
     assert done.returncode == 2

@@ -54,8 +54,8 @@ def test_without_a_terminal_the_status_is_printed_as_it_was_at_a_moment_or_at_th
     assert "ended" in out
 
 
-def test_at_the_end_of_a_run_with_short_steps_the_figures_are_told_though_a_rank_was_behind(tmp_path, capsys):
-    """The last checkpoint has fewer steps of each rank than the one that was killed first is behind."""
+def test_at_the_end_of_a_run_with_short_steps_there_are_figures_though_a_rank_was_behind(tmp_path, capsys):
+    """The last checkpoint has fewer steps per rank than the killed rank is behind."""
     world, ends = 2, (1535, 1600)
     reported = [
         frame(make_snap(rank, 1, [make_step(0)], make_hello(rank, 1, world_size=world))) for rank in range(world)
@@ -74,7 +74,7 @@ def test_at_the_end_of_a_run_with_short_steps_the_figures_are_told_though_a_rank
     assert "unproven" not in out
 
 
-def test_without_a_terminal_nobody_waits_for_curves_that_are_not_printed(path, capsys, monkeypatch):
+def test_without_a_terminal_it_does_not_read_steps_for_charts_that_are_not_printed(path, capsys, monkeypatch):
     whole = Playback.fill_figures
 
     def fill_all(playback):
@@ -85,7 +85,7 @@ def test_without_a_terminal_nobody_waits_for_curves_that_are_not_printed(path, c
     monkeypatch.setattr(Playback, "fill_figures", fill_all)
     filled = ddpwatch(capsys, path)
     monkeypatch.setattr(Playback, "fill_figures", whole)
-    for reader in ("fill_in", "fill_in_gpus"):
+    for reader in ("backfill_steps", "backfill_gpus"):
         monkeypatch.setattr(f"ddpwatch.session.playback.{reader}", untouched)
 
     assert ddpwatch(capsys, path) == filled
@@ -96,8 +96,8 @@ def untouched(*_):
     yield
 
 
-def test_an_alert_whose_moment_is_no_longer_kept_is_said_to_be_so(path, tmp_path, capsys):
-    """As after `--keep`: frames go, what was told stays."""
+def test_an_alert_whose_frames_are_deleted_is_reported(path, tmp_path, capsys):
+    """As after `--keep`: frames are deleted, alerts stay."""
     kept = tmp_path / "kept.ddpw"
     kept.write_bytes(path.read_bytes())
     code, _, err = ddpwatch(capsys, kept, "--json", "--from-alert", "1")
@@ -120,7 +120,7 @@ def test_json_is_the_object_of_the_status(path, capsys):
     assert reported["schema"] == 1
     assert reported["run"]["id"] == "5ec0de5ec0de5ec0"
     assert len(reported["ranks"]) == 4
-    # When it was opened, and not some seconds before.
+    # At the moment it was opened, not some seconds before.
     assert any(alert["since"] == max(each["since"] for each in reported["alerts"]) for alert in reported["alerts"])
 
 

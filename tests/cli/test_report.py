@@ -1,4 +1,4 @@
-"""`ddpwatch report` as a user meets it: a page, or one line that says what is wrong."""
+"""`ddpwatch report`: an HTML page, or one line with the error."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_it_goes_to_stdout_if_asked_and_no_file_is_left(in_process, recording, t
     assert [path.name for path in tmp_path.iterdir()] == ["run.ddpw"]
 
 
-def test_the_limits_it_was_judged_by_and_where_the_data_are_stand_in_the_manifest(in_process, tmp_path):
+def test_thresholds_and_the_path_of_the_data_are_in_the_manifest(in_process, tmp_path):
     path = tmp_path / "set.ddpw"
     limits = limits_from({"straggler": {"share": 0.03}}, "here")
     with closing(Recorder(path)) as recorder:
@@ -117,7 +117,7 @@ def test_help_and_readme_say_which_steps_a_table_of_steps_lacks(in_process):
 
 
 @pytest.mark.parametrize("command", [("report",), ("export", "--to", "json")])
-def test_where_nothing_may_be_written_it_is_said_what_to_do(in_process, recording, tmp_path, monkeypatch, command):
+def test_in_a_read_only_directory_the_error_explains_what_to_do(in_process, recording, tmp_path, monkeypatch, command):
     def locked(path, mode="r", *rest, **named):
         if path.suffix == ".part":
             raise PermissionError(errno.EACCES, "Permission denied", str(path))
@@ -170,7 +170,7 @@ def test_a_file_that_is_no_recording_is_refused_in_a_line_and_nothing_is_written
     assert not (tmp_path / "x.html").exists()
 
 
-def test_of_a_damaged_recording_what_can_be_read_is_told(in_process, recording, tmp_path):
+def test_a_damaged_recording_is_reported_as_far_as_it_can_be_read(in_process, recording, tmp_path):
     with sqlite3.connect(recording) as database:
         (frames,) = database.execute("SELECT frames FROM block WHERE id = (SELECT max(id) FROM block)").fetchone()
         database.execute("UPDATE block SET data = x'00ff00ff' WHERE id = (SELECT max(id) FROM block)")
@@ -186,7 +186,7 @@ def test_of_a_damaged_recording_what_can_be_read_is_told(in_process, recording, 
 
 
 @pytest.mark.parametrize("part", [0.3, 0.9])
-def test_a_recording_cut_short_is_told_as_far_as_it_goes_or_refused_in_a_line(in_process, recording, tmp_path, part):
+def test_a_truncated_recording_is_read_as_far_as_possible_or_refused_in_one_line(in_process, recording, tmp_path, part):
     data = recording.read_bytes()
     recording.write_bytes(data[: int(len(data) * part)])
     result = in_process("report", str(recording))

@@ -1,4 +1,4 @@
-"""`ddpwatch rules`: every rule explains itself, and its limits as they are set."""
+"""`ddpwatch rules`: every rule with its explanation and its thresholds."""
 
 from __future__ import annotations
 

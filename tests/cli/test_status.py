@@ -24,7 +24,7 @@ def slow_run(run_dir):
         yield run
 
 
-def test_one_look_names_the_slow_rank(ddpwatch, slow_run):
+def test_status_names_the_slow_rank(ddpwatch, slow_run):
     done = ddpwatch("status", COLUMNS="80")
 
     assert (done.returncode, done.stderr) == (0, "")
@@ -91,7 +91,7 @@ def test_following_in_json_prints_one_object_a_line(start_ddpwatch, slow_run):
 
 
 def test_following_ends_when_the_processes_are_gone(start_ddpwatch, run_dir):
-    """Kill -9 says no goodbye."""
+    """After `kill -9` there is no goodbye."""
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as victim:
         run = make_run_file(run_dir, 1, pid=victim.pid)
         (run_dir / run.id).mkdir()
@@ -117,7 +117,7 @@ def test_control_c_is_quiet(start_ddpwatch, slow_run):
     assert child.stderr.read() == ""
 
 
-def test_a_terminal_gets_colour_unless_it_is_unwanted(ddpwatch_on_a_terminal, slow_run):
+def test_a_terminal_gets_color_unless_it_is_unwanted(ddpwatch_on_a_terminal, slow_run):
     exit_code, coloured = ddpwatch_on_a_terminal("status")
     _, plain = ddpwatch_on_a_terminal("status", NO_COLOR="1")
 

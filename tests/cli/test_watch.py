@@ -1,4 +1,4 @@
-"""`ddpwatch watch` as scripts meet it: lines, objects, exit codes, and what it does when there is no run."""
+"""`ddpwatch watch`: lines, JSON objects, exit codes, and waiting for a run."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def slow_run(run_dir):
 
 @pytest.fixture
 def victim():
-    """A process to be killed; it is in any case."""
+    """Process that a test may kill; it is killed at the end."""
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
         yield process
         process.kill()
@@ -73,7 +73,7 @@ def belonging_to(process, endpoint):
     return msgspec.structs.replace(endpoint, pid=process.pid, pid_created_s=rundir.created_s(process.pid))
 
 
-def test_a_slow_rank_is_told_to_people(start_ddpwatch, slow_run):
+def test_a_slow_rank_is_printed_as_text(start_ddpwatch, slow_run):
     child = start_ddpwatch("watch")
     reported = read_until(child.stdout, "opened straggler: ")[-1]
     advice = child.stdout.readline()
@@ -151,8 +151,8 @@ def test_a_rank_that_failed_is_a_bad_end(start_ddpwatch, run_dir):
     assert "rank-failed" in {json.loads(line)["rule"] for line in out.splitlines()}
 
 
-def test_a_killed_rank_is_told_and_a_bad_end(start_ddpwatch, run_dir, victim):
-    """Kill -9 says no goodbye; the others do."""
+def test_a_killed_rank_is_reported_and_a_bad_end(start_ddpwatch, run_dir, victim):
+    """After `kill -9` there is no goodbye; the others say it."""
     with FakeRun(run_dir, 2, rank1={"beats": False}) as run:
         mine, other = run.file.endpoints
         rundir.write(run_dir, msgspec.structs.replace(run.file, endpoints=[mine, belonging_to(victim, other)]))
@@ -261,8 +261,8 @@ def test_an_error_is_one_line_with_its_exit_code(ddpwatch, arguments, exit_code,
 
 @pytest.mark.parametrize("command", ["watch", "record", "attach"])
 @pytest.mark.parametrize("files", [2, 4])
-def test_a_pattern_that_the_shell_has_spread_out_is_told_to_want_quotes(ddpwatch, tmp_path, command, files):
-    """Of two files the second would be taken for a run."""
+def test_a_pattern_that_the_shell_has_expanded_is_refused_with_a_hint_about_quotes(ddpwatch, tmp_path, command, files):
+    """The second file would be taken for a run."""
     logs = [tmp_path / f"{number}.log" for number in range(files)]
     for log in logs:
         log.touch()
@@ -341,9 +341,9 @@ def test_a_web_address_gets_the_changes(start_ddpwatch, slow_run):
     assert "\n".join(posts) + "\n" == "".join(first) + out
 
 
-def test_a_dead_web_address_is_said_once_and_counted(start_ddpwatch, slow_run):
+def test_a_dead_web_address_is_reported_once_and_counted(start_ddpwatch, slow_run):
     with socket.socket() as taken:
-        # Bound and not listening: nobody else can have it, and it refuses.
+        # Bound but not listening, so that connections are refused and no other process takes the port.
         taken.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{taken.getsockname()[1]}"
         child = start_ddpwatch("watch", "--webhook", f"{url}/path?key=secret")
@@ -362,7 +362,7 @@ def test_a_reader_that_went_away_is_no_error(start_ddpwatch, slow_run):
     child = start_ddpwatch("watch", "--json", "--limit", "straggler.linger-steps=1")
     read_until(child.stdout, '"straggler"')
     child.stdout.close()
-    # Something more to tell: the straggler is another one now.
+    # One more alert to print: another rank becomes the straggler.
     slow_run.train(60, 200, slow_rank=1)
 
     assert child.wait(GIVE_UP_S) == 141

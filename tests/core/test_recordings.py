@@ -1,4 +1,4 @@
-"""Recordings of real gloo ranks, judged again: what was found in them once is found for ever.
+"""Recordings of real gloo ranks, evaluated again: their alerts never change.
 
 `tests/recordings/make.py` has made them and writes the golden files anew where a rule has changed on purpose.
 """
@@ -37,7 +37,7 @@ def recording(name):
     return read(HERE / f"{name}.msgpack.gz")
 
 
-def test_what_is_found_in_a_recording_is_what_was_found_before(name, recording):
+def test_a_recording_leads_to_the_recorded_alerts(name, recording):
     golden = json.loads((HERE / f"{name}.golden.json").read_text())
 
     assert events_of(recording) == golden
@@ -63,12 +63,12 @@ def test_nothing_is_lost_in_a_recording_and_all_ranks_are_in_it_to_the_end(recor
 
     assert (state.bad, state.unknown) == (0, 0)
     assert [rank.lost for rank in state.ranks.values()] == [0] * WORLD
-    # All have said goodbye, or all still hang.
+    # All have exited, or all still hang.
     assert [state.condition(rank) for rank in state.ranks.values()] in (["ended"] * WORLD, ["ok"] * WORLD)
     assert measure(state).complete
 
 
-def test_a_recording_heard_at_once_tells_the_same_of_who_is_slow(recording):
+def test_a_recording_ingested_at_once_finds_the_same_stragglers(recording):
     def blamed(frames):
         events = [event for event in events_of(frames) if event["rule"] == "straggler"]
         return {(event["subject"], event["phase"]) for event in events}
@@ -82,7 +82,7 @@ def hellos_of(frames):
     return reported + [message for message in messages if isinstance(message, wire.Hello)]
 
 
-def test_nothing_of_the_machine_is_in_a_recording(recording):
+def test_a_recording_holds_nothing_about_the_machine(recording):
     hellos = hellos_of(recording)
 
     assert {hello.host for hello in hellos} == {"node-a"}
@@ -99,7 +99,7 @@ def test_a_recording_is_small_and_its_times_run_forward(name, recording):
     assert times[0] == 0
 
 
-# runs that hang or end badly: `tests/recordings/make_hangs.py` has made them, three ranks each
+# Runs that hang or fail, three ranks each, from `tests/recordings/make_hangs.py`.
 
 HUNG = {"abort", "data", "kill", "lock", "mismatch", "raise", "save", "side-group", "skip", "sleep", "stop"}
 HUNG_WORLD = 3
@@ -114,7 +114,7 @@ def test_there_is_a_recording_of_every_way_to_hang():
 
 
 @pytest.mark.parametrize("kind", sorted(HUNG))
-def test_a_recorded_hang_is_told_as_it_was(kind):
+def test_a_recorded_hang_leads_to_the_same_alerts(kind):
     reported = told_of(read(HANGS / f"{kind}.msgpack.gz"), HUNG_WORLD)
 
     assert reported == json.loads(REPORTED.read_text())[kind]
@@ -122,7 +122,7 @@ def test_a_recorded_hang_is_told_as_it_was(kind):
 
 
 @pytest.mark.parametrize("kind", sorted(HUNG))
-def test_nothing_of_the_machine_is_in_a_recorded_hang(kind):
+def test_a_recorded_hang_holds_nothing_about_the_machine(kind):
     frames = read(HANGS / f"{kind}.msgpack.gz")
 
     assert {hello.host for hello in hellos_of(frames)} == {"node-a"}

@@ -1,4 +1,4 @@
-"""Names of rules: one constant each, used by everything that speaks of a rule."""
+"""Rule names: one constant each, used by all modules."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ddpwatch.core.detectors import DETECTORS
 
 PACKAGE = Path(ddpwatch.__file__).parent
 ORDINARY = {"memory", "drift", "slowdown", "timeout"}
-"""Names that are words of other vocabularies, too."""
+"""Names that are also words of other vocabularies."""
 
 
 def test_every_detector_has_a_name_of_the_list_and_every_name_a_detector():

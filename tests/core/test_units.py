@@ -1,4 +1,4 @@
-"""Numbers that are read beside each other, and have to add up."""
+"""Rounded numbers that are shown together add up."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_wire_and_waiting_add_up_to_the_share_and_each_is_off_by_less_than_a_poi
         (0.0, 0.0, (0, 0)),
     ],
 )
-def test_what_was_cut_most_is_rounded_up(share, wire, reported):
+def test_the_largest_remainder_is_rounded_up(share, wire, reported):
     assert wire_and_waiting(share, wire) == reported
 
 

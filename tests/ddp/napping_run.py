@@ -34,7 +34,7 @@ def napping_run(rank, world_size, *, place, steps=MAX_STEPS, guilty=-1, phase=""
 
 
 def is_over(place, rank, step):
-    """Whether training ends before this step. All ranks agree: a rank one step ahead has synchronized with rank 0."""
+    """Whether to stop before this step. All ranks agree: a rank one step ahead of rank 0 has synced with it."""
     last = place / "last"
     if rank == 0 and (place / "stop").exists() and not last.exists():
         (place / "draft").write_text(str(step + 1))

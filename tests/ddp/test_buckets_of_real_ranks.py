@@ -76,7 +76,7 @@ def test_a_viewer_that_wants_buckets_gets_them_from_every_rank_and_shows_them(po
             lines = [plain(line) for line in bucket_lines(run_view(monitor, timeline), 120, 12)]
             source.want_buckets(False)
             stop.touch()
-            # It waits for the agents to have heard that nobody wants them any more.
+            # Wait until the agents know that no viewer wants them.
             sizes = running.finish()
         finally:
             source.close()

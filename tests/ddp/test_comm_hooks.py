@@ -23,7 +23,7 @@ def train(model, optimizer, steps=8):
 
 
 def hook_named(name):
-    """(state, hook) of torch's own, made anew for each model."""
+    """A new (state, hook) of torch's for each model."""
     from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 
     if name == "fp16":
@@ -157,7 +157,7 @@ def own_buckets(rank, world_size):
     return size, [*wanted, *reported], quiet, messages, model._comm_hooks
 
 
-def test_own_bucket_times_are_taken_and_sent_only_while_somebody_listens(pool):
+def test_own_bucket_times_are_taken_and_sent_only_while_a_viewer_subscribes(pool):
     for size, wanted, quiet, messages, comm_hooks in pool.run(own_buckets, 2):
         assert wanted == [False]
         assert quiet.hello.comm == "buckets"
@@ -241,7 +241,7 @@ def test_buckets_asked_for_by_a_second_install_are_timed(pool):
 
 
 def abandoned(rank, world_size, *, comm):
-    """Rank 1 leaves after three steps; rank 0 returns what its next step raises."""
+    """Rank 1 leaves after three steps; rank 0 returns what its next one raises."""
     model, optimizer = make()
     ddpwatch.agent.install(model, comm=comm)
     for index in range(4):

@@ -19,12 +19,12 @@ from tests.builders.training import loader, make, train_step, wait_for
 pytestmark = pytest.mark.timeout(240)
 
 MAX_S = 200.0
-"""On a machine with too much to do the lag is long; all of it is over sooner than this."""
+"""Seconds within which even a run on an overloaded machine is over."""
 STEPS = 32
 NAP_S = 0.01
 TIMES = 2
-"""The slow rank takes this many times as long as the longest step of the run of one process, so that in the mean of two
-ranks no step is shorter. No fixed length in seconds would do: a rank that has no core for a while is late.
+"""Step time of the slow rank, in longest steps of the run of one rank: then no mean step of two ranks is shorter. No
+fixed number of seconds would be safe, because a rank may wait for a core.
 """
 
 

@@ -1,4 +1,4 @@
-"""The demo plays its schedule on real ranks, and a viewer reports its faults in order."""
+"""The demo plays its schedule on real ranks, and a viewer finds its faults in order."""
 
 import time
 from contextlib import closing
@@ -11,7 +11,7 @@ MAX_S = 80.0
 
 
 def wait_for_straggler(follower: RunFollower, rank: int, phase: str, deadline_s: float) -> None:
-    """Follow the run until this is reported, from now on."""
+    """Follow the run until this is reported."""
     reported = []
     while (rank, phase) not in reported:
         assert time.monotonic() < deadline_s, f"rank {rank} was not called slow in {phase}, but {reported}"

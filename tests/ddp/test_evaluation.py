@@ -1,4 +1,4 @@
-"""Evaluation between steps is not counted as training, nor training in eval mode as evaluation."""
+"""Evaluation between steps is distinguished from training, and training in eval mode from evaluation."""
 
 import time
 from statistics import median
@@ -49,7 +49,7 @@ def test_evaluation_is_other_time_and_takes_no_samples(pool, through, grad):
         assert grown_ns["other"] > 0.6 * NAP_S * 1e9
         assert max(grown_ns["data"], grown_ns["forward"]) < 0.4 * NAP_S * 1e9, grown_ns
         assert {step.samples for step in snap.steps} == {16}
-        assert len(snap.loaders) == 1  # the training's own; the three passes over the held-out data are not reported
+        assert len(snap.loaders) == 1  # the training's; the three passes over the held-out data are not reported
         marked = [step.index for step in snap.steps if step.flags & wire.EVALUATED]
         assert marked == ([4, 8, 12] if through == "ddp" else [])
 

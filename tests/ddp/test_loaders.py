@@ -1,4 +1,4 @@
-"""DataLoaders: worker processes know nothing of the agent, and the loader's settings are reported."""
+"""DataLoaders: worker processes have no agent, and the loader's settings are reported."""
 
 import multiprocessing
 import time
@@ -17,7 +17,7 @@ TARGET = torch.arange(8) % 4
 
 
 class Reporting(Dataset):
-    """Each sample holds whether the process that made it has an agent, and whether its hooks would run."""
+    """Each sample shows whether the process it was made in has an agent, and whether its hooks would run."""
 
     def __init__(self, count, agent):
         self.count = count
@@ -39,7 +39,7 @@ def with_workers(rank, world_size, *, method, persistent):
     model, optimizer = make()
     agent = ddpwatch.agent.install(model)
     train_step(model, optimizer, torch.randn(8, 8), TARGET)
-    method = method if rank == 0 else "fork"  # a spawned worker imports torch anew: one is enough
+    method = method if rank == 0 else "fork"  # a spawned worker imports torch again: one is enough
     daemon = multiprocessing.current_process()._config
     daemon["daemon"] = False  # the pool's ranks are daemons, which may not have children
     try:
@@ -123,7 +123,7 @@ class Odd:
         raise AttributeError("ask later")
 
 
-def test_a_loaders_sampler_epoch_and_size_are_reported(pool):
+def test_a_loaders_sampler_epoch_and_size_are_told(pool):
     for rank, reported in enumerate(pool.run(told_loaders, 2)):
         for epoch in range(2):
             message = reported["distributed", epoch]

@@ -22,7 +22,7 @@ def plain(rank, world_size, *, wrapped_later):
     return snapshot(agent)
 
 
-def test_a_model_that_nobody_wrapped_in_a_job_of_several_ranks_is_reported(pool):
+def test_an_unwrapped_model_in_a_job_of_several_ranks_is_noted(pool):
     for snap in pool.run(plain, 2, wrapped_later=False):
         (note,) = snap.notes
         assert note.kind == "not-wrapped"

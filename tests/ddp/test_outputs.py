@@ -95,7 +95,7 @@ def test_the_backward_pass_and_the_batch_are_seen_in_every_shape(pool):
 
 
 class Hidden:
-    """Keeps its tensor where nobody looks."""
+    """Keeps its tensor where it cannot be found."""
 
     __slots__ = ("_get",)
 

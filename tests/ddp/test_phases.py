@@ -1,4 +1,4 @@
-"""Each phase is measured apart on real ranks, and waiting for another rank is nobody's own work."""
+"""Phases on real ranks are distinguished, and a wait for another rank is not counted as work."""
 
 import time
 

@@ -1,4 +1,4 @@
-"""The snippets of the README run as they are printed."""
+"""The code in the README works as it is."""
 
 import re
 from pathlib import Path

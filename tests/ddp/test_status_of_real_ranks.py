@@ -138,7 +138,7 @@ def test_the_commands_of_the_readme_work(slow_run, slow_dir):
         assert result.stdout
 
 
-def test_stacks_tell_where_the_ranks_are_and_refuse_a_rank_that_is_not_there(slow_run, slow_dir):
+def test_stacks_show_where_the_ranks_are_and_refuse_a_rank_that_does_not_exist(slow_run, slow_dir):
     reported = json.loads(ddpwatch_command(slow_dir, "stacks", "--rank", "1", "--all", "--json").stdout)
 
     (rank,) = reported

@@ -48,7 +48,7 @@ def accumulating(rank, world_size, *, micro=4, steps=20):
     return snapshot(agent).steps, syncs_ns
 
 
-def test_micro_batches_under_no_sync_are_one_step_and_wait_for_nobody_until_the_last(pool):
+def test_micro_batches_under_no_sync_are_one_step_and_only_the_last_one_waits(pool):
     _, (steps, unsynced_ns) = pool.run(accumulating, 2)
 
     assert len(steps) == 20

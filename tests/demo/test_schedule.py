@@ -1,4 +1,4 @@
-"""The demo's story is told in order, by rank 0's clock, and sized by the machine."""
+"""The demo's schedule is played in order, by rank 0's clock, with faults sized by the machine."""
 
 from itertools import pairwise
 
@@ -6,27 +6,27 @@ import pytest
 
 from ddpwatch.core.limits import DEFAULTS, WindowLimits
 from ddpwatch.demo.schedule import (
+    DIRECTIVE_STEPS,
     LAG,
     MAX_PACE,
     MAX_WORK_S,
     MIN_LAG_S,
-    PAGE_STEPS,
-    STORY,
+    SCHEDULE,
     WORK_S,
-    Page,
-    Teller,
+    Directive,
+    Director,
     pace_for,
     work_for,
 )
-from ddpwatch.simulator.scenario import Chapter, Fault, chapter_at
+from ddpwatch.simulator.scenario import Fault, Segment, segment_at
 
-ROUND_S = sum(chapter.length for chapter in STORY)
+ROUND_S = sum(segment.length for segment in SCHEDULE)
 
 
 def test_it_is_healthy_then_data_then_backward_with_health_between_and_again():
-    reported = [STORY[chapter_at(STORY, second)[0]] for second in range(int(2 * ROUND_S))]
+    reported = [SCHEDULE[segment_at(SCHEDULE, second)[0]] for second in range(int(2 * ROUND_S))]
     slow = [
-        (fault.ranks[0], fault.phase) for chapter in reported for fault in chapter.faults or [Fault((None,), "", 0.0)]
+        (fault.ranks[0], fault.phase) for segment in reported for fault in segment.faults or [Fault((None,), "", 0.0)]
     ]
 
     changes = [slow[0]] + [now for before, now in pairwise(slow) if now != before]
@@ -36,68 +36,68 @@ def test_it_is_healthy_then_data_then_backward_with_health_between_and_again():
     assert slow.index((1, "data")) <= 15
 
 
-def test_chapters_are_long_enough_for_an_alert_to_open_and_close():
+def test_segments_are_long_enough_for_an_alert_to_open_and_close():
     """At steps of 40 ms."""
     healthy_s = [run for run in _healthy_spans_s() if run]
     assert min(healthy_s) > 0.04 * DEFAULTS.straggler.linger_steps + DEFAULTS.judge.least_s
-    slow_s = [chapter.length for chapter in STORY if chapter.faults]
+    slow_s = [segment.length for segment in SCHEDULE if segment.faults]
     assert min(slow_s) > 3 * DEFAULTS.judge.least_s
 
 
 def _healthy_spans_s():
-    """From one slow chapter to the next, around the end of the story."""
-    first = next(number for number, chapter in enumerate(STORY) if chapter.faults)
+    """Time from one slow segment to the next, around the end of the schedule."""
+    first = next(number for number, segment in enumerate(SCHEDULE) if segment.faults)
     spans_s = [0.0]
-    for chapter in STORY[first:] + STORY[:first]:
-        if not chapter.faults:
-            spans_s[-1] += chapter.length
+    for segment in SCHEDULE[first:] + SCHEDULE[:first]:
+        if not segment.faults:
+            spans_s[-1] += segment.length
         else:
             spans_s.append(0.0)
     return spans_s
 
 
-def test_the_lag_is_a_part_of_the_healthy_steps_and_of_no_others():
-    story = (Chapter(10.0), Chapter(10.0, (Fault((1,), "data", 0.5),)))
-    teller = Teller(100.0, 1000.0, pace=1.0, story=story)
+def test_the_lag_is_a_fraction_of_healthy_steps_only():
+    schedule = (Segment(10.0), Segment(10.0, (Fault((1,), "data", 0.5),)))
+    director = Director(100.0, 1000.0, pace=1.0, schedule=schedule)
     now_s, lags_s = 100.0, []
     for _ in range(200):
-        page = teller.turn(now_s)
-        slow = page.lag_in("data", 1, 4, story)
+        directive = director.next_directive(now_s)
+        slow = directive.lag_in("data", 1, 4, schedule)
         lags_s.append(slow)
-        now_s += PAGE_STEPS * (0.04 + slow)
+        now_s += DIRECTIVE_STEPS * (0.04 + slow)
 
     assert {round(lag_s, 6) for lag_s in lags_s} == {0.0, 0.02}
 
 
 def test_on_a_fast_machine_the_lag_is_one_that_a_scheduler_cannot_hide():
-    story = (Chapter(1.0), Chapter(1.0, (Fault((0,), "backward", LAG),)))
-    teller = Teller(0.0, 100.0, pace=1.0, story=story)
+    schedule = (Segment(1.0), Segment(1.0, (Fault((0,), "backward", LAG),)))
+    director = Director(0.0, 100.0, pace=1.0, schedule=schedule)
     for second in (0.0, 0.01, 0.02):
-        teller.turn(second)
+        director.next_directive(second)
 
-    assert teller.turn(1.5).lag_in("backward", 0, 2, story) == MIN_LAG_S
+    assert director.next_directive(1.5).lag_in("backward", 0, 2, schedule) == MIN_LAG_S
 
 
 def test_only_the_slow_rank_lags_and_only_in_its_phase():
-    page = Page(over=0.0, chapter=3.0, step_s=0.5)
+    directive = Directive(over=0.0, segment=3.0, step_s=0.5)
 
-    lags_s = {(rank, phase): page.lag_in(phase, rank, 4) for rank in range(4) for phase in ("data", "backward")}
+    lags_s = {(rank, phase): directive.lag_in(phase, rank, 4) for rank in range(4) for phase in ("data", "backward")}
     assert {key for key, lag_s in lags_s.items() if lag_s} == {(2, "backward")}
-    assert page.lag_in("backward", 0, 2) == 0.5 * LAG, "of two ranks the first plays the third"
+    assert directive.lag_in("backward", 0, 2) == 0.5 * LAG, "with two ranks the first takes the place of the third"
 
 
 def test_it_is_over_when_the_time_is_up():
-    teller = Teller(50.0, 30.0)
+    director = Director(50.0, 30.0, pace_for(30.0))
 
-    assert [bool(teller.turn(second).over) for second in (50.0, 79.9, 80.0)] == [False, False, True]
+    assert [bool(director.next_directive(second).over) for second in (50.0, 79.9, 80.0)] == [False, False, True]
 
 
-def test_a_short_demo_tells_it_faster_but_not_too_fast():
+def test_a_short_demo_plays_faster_up_to_a_bound():
     assert pace_for(600.0) == 1.0
     assert pace_for(ROUND_S / 2) == pytest.approx(2.0)
     assert pace_for(1.0) == MAX_PACE
-    teller = Teller(0.0, ROUND_S / 2)
-    assert int(teller.turn(STORY[0].length / 2 + 0.5).chapter) == 1
+    director = Director(0.0, ROUND_S / 2, pace_for(ROUND_S / 2))
+    assert int(director.next_directive(SCHEDULE[0].length / 2 + 0.5).segment) == 1
 
 
 def test_a_healthy_step_is_long_beside_an_all_reduce_wherever_that_is_possible():
@@ -111,14 +111,14 @@ def test_a_healthy_step_is_long_beside_an_all_reduce_wherever_that_is_possible()
     assert work_for(10.0) == MAX_WORK_S
 
 
-def test_a_story_told_faster_has_shorter_steps():
+def test_a_faster_pace_has_shorter_steps():
     assert work_for(0.004, 4.0) == pytest.approx(work_for(0.004) / 4)
     assert work_for(0.004, 0.5) == work_for(0.004)
 
 
-def test_on_the_slowest_machine_a_chapter_still_has_steps_enough_to_be_judged():
-    first, *others = STORY
+def test_on_the_slowest_machine_a_segment_has_enough_steps_for_the_rules():
+    first, *others = SCHEDULE
     assert first.length / MAX_WORK_S > DEFAULTS.judge.warmup_steps + WindowLimits.MIN_STEPS
-    for chapter in others:
-        if chapter.faults:
-            assert chapter.length / (MAX_WORK_S * (1 + LAG)) > 2 * DEFAULTS.straggler.recent_steps
+    for segment in others:
+        if segment.faults:
+            assert segment.length / (MAX_WORK_S * (1 + LAG)) > 2 * DEFAULTS.straggler.recent_steps

@@ -54,7 +54,7 @@ def open_tap(name: str) -> int:
 
 
 def pass_on(port: socket.socket, tap: int, loss: float, delay_s: float) -> tuple[int, int]:
-    """Until nobody wants it any more; how many frames were passed on, and how many were lost."""
+    """Forward until stopped; returns the number of frames forwarded and of those lost."""
     chance = random.Random(1)
     passed = lost = 0
     used = False

@@ -1,4 +1,4 @@
-"""File descriptors: running short of them ends no training, and the agent closes what it opens."""
+"""File descriptors: a lack of them crashes no training, and the agent closes those that it opens."""
 
 import contextlib
 import os
@@ -21,7 +21,7 @@ def open_now() -> int:
 
 
 def leave_free(count: int) -> list[int]:
-    """Open files until only `count` more can be opened; returns what was opened."""
+    """Open descriptors until only `count` more can be opened; returns those opened."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (200, most))
     opened = []
@@ -70,7 +70,7 @@ def runs_out_for_a_while(scarce, plenty, stop):
     os._exit(0)
 
 
-def test_a_viewer_that_comes_when_descriptors_have_run_out_waits_and_kills_nobody(start, run_dir, tmp_path):
+def test_a_viewer_that_attaches_when_descriptors_have_run_out_waits_and_crashes_no_rank(start, run_dir, tmp_path):
     """Left to itself, libzmq aborts the process when it cannot accept a connection."""
     scarce, plenty, stop = (tmp_path / name for name in ("scarce", "plenty", "stop"))
     child = start(runs_out_for_a_while, scarce, plenty, stop)

@@ -78,7 +78,7 @@ def is_a_child_of_torch(end, flag):
 @pytest.mark.parametrize(
     ("end", "last_words"), [(raises_in_a_step, "ValueError: the user's own\n"), (exits_in_a_step, "SystemExit: 7\n")]
 )
-def test_a_child_of_multiprocessing_tells_what_has_ended_it(start, run_dir, tmp_path, launcher, end, last_words):
+def test_a_child_of_multiprocessing_reports_what_has_ended_it(start, run_dir, tmp_path, launcher, end, last_words):
     child = start(launcher, end, tmp_path / "go")
     run = find_run(run_dir)
     with Viewer(run.endpoints[0].address) as viewer:
@@ -128,13 +128,13 @@ def test_a_signal_kills_as_ever_and_the_stale_run_is_pruned_later(start, run_dir
     child.kill(number)
 
     assert child.wait() == -number
-    assert [each.id for each in rundir.scan(run_dir)[0]] == [run.id], "nobody had the time to tidy up"
+    assert [each.id for each in rundir.scan(run_dir)[0]] == [run.id], "no rank had time to clean up"
     assert rundir.prune(run_dir) == [run.id]
     assert not list(run_dir.iterdir())
 
 
-def test_a_killed_process_that_nobody_has_reaped_is_dead(start, run_dir, tmp_path):
-    """In a container whose first process reaps nobody, zombies stay for ever."""
+def test_a_killed_process_that_was_not_reaped_is_dead(start, run_dir, tmp_path):
+    """In a container whose init process does not reap, zombies stay forever."""
     child = start(keeps_the_signals, tmp_path / "never")
     run = find_run(run_dir)
     os.kill(child.pid, signal.SIGKILL)  # and no `wait`: the process stays in the table
@@ -152,7 +152,7 @@ def trains_until(flag):
 
 
 def looks_away(address, seen):
-    """A viewer that stops reading, as Ctrl-Z does, until somebody continues it; then it looks for a gap."""
+    """A viewer that stops reading, as after Ctrl-Z, until it is continued; then it looks for a gap."""
     with Viewer(address) as viewer:
         viewer.read(viewer.has(wire.Beat))
         os.kill(os.getpid(), signal.SIGSTOP)
@@ -160,16 +160,16 @@ def looks_away(address, seen):
         seen.touch()
 
 
-def test_a_viewer_that_stands_still_delays_nobody_and_later_sees_what_it_lost(start, run_dir, tmp_path):
+def test_a_stalled_viewer_delays_no_rank_and_later_sees_what_it_lost(start, run_dir, tmp_path):
     stop, seen = tmp_path / "stop", tmp_path / "seen"
     child = start(trains_until, stop)
     address = find_run(run_dir).endpoints[0].address
     stuck, stuck_to_the_end = start(looks_away, address, seen), start(looks_away, address, tmp_path / "-")
     wait_for(lambda: _state(stuck.pid) == _state(stuck_to_the_end.pid) == "T")
     with Viewer(address) as viewer:
-        # Far more than the sockets' queues and the kernel hold for stopped viewers.
+        # Far more than the sockets' queues and the kernel hold for stalled viewers.
         viewer.read(lambda viewer: len(viewer.live) > 4000)
-        assert contiguous([message.seq for message in viewer.live]), "a stuck viewer costs another one its messages"
+        assert contiguous([message.seq for message in viewer.live]), "one viewer's trouble is another's loss"
         assert contiguous(viewer.steps())
         stuck.kill(signal.SIGCONT)
         wait_for(seen.exists)

@@ -1,4 +1,4 @@
-"""Bytes that no viewer sends, against a rank that trains: same parameters, bounded memory, and it stays watchable.
+"""Garbage sent to a training rank: its parameters stay the same, its memory bounded, and it can still be watched.
 
 `benchmarks/fuzz.py` does the same a million times, beside a training whose steps are timed.
 """
@@ -29,7 +29,7 @@ def parameters_of(model) -> bytes:
 
 
 def trains_and_compares(stop):
-    """Its parameters with those after the same number of steps that nobody watched."""
+    """Compare its parameters with those after the same number of unwatched steps."""
     training = Training()
     training.steps_until(stop)
     assert training.agent.active
@@ -43,7 +43,7 @@ def trains_and_compares(stop):
 
 
 def trains_with_little_room(stop):
-    """As many topics as are too many for a real rank would take a while on a busy machine."""
+    """Reaching the real limit of topics would take a while on a busy machine."""
     subscriptions.MAX_HELD_BYTES = 1 << 13
     Training().steps_until(stop)
 
@@ -57,7 +57,7 @@ def intrude(path):
 
 
 def send_garbage(path, count, seed):
-    """`count` frames over as many connections as it takes, slowly enough that all are read."""
+    """Send a number of frames, by as many connections as it takes, slowly enough that all are read."""
     frames = garbage.from_viewers(random.Random(seed))
     opened = []
     sent = 0
@@ -73,7 +73,7 @@ def send_garbage(path, count, seed):
 
 
 def shake_hands(port, hello, seed):
-    """None of them waits: when they are too many, the door is shut."""
+    """None of them waits: when there are too many, the port is closed."""
     chance = random.Random(seed)
     strangers = []
     for _ in range(STRANGERS):
@@ -109,7 +109,7 @@ def test_garbage_of_viewers_and_strangers_changes_no_parameter_and_fills_no_memo
         connection.close()
 
 
-def test_a_viewer_that_collects_topics_is_sent_away_with_all_it_has_and_the_others_come_back(start, run_dir, tmp_path):
+def test_a_viewer_that_collects_topics_is_disconnected_and_the_others_come_back(start, run_dir, tmp_path):
     start(trains_with_little_room, tmp_path / "never")
     address = find_run(run_dir).endpoints[0].address
     with Viewer(address) as witness:
@@ -129,7 +129,7 @@ def test_a_viewer_that_collects_topics_is_sent_away_with_all_it_has_and_the_othe
     assert [note.kind for note in newcomer.snap.notes] == ["flooded"]
 
 
-def test_topics_count_once_until_they_are_given_back(monkeypatch):
+def test_topics_count_once_until_they_are_unsubscribed(monkeypatch):
     monkeypatch.setattr(subscriptions, "MAX_MESSAGES", 1 << 30)
     held = subscriptions.Subscriptions()
     topics = [b"snap/%d" % number + bytes(50) for number in range(subscriptions.MAX_HELD_BYTES // 60)]
@@ -148,7 +148,7 @@ def test_topics_count_once_until_they_are_given_back(monkeypatch):
     assert held.flooded
 
 
-def test_one_round_of_answers_is_given_per_flush_and_none_to_a_topic_that_was_given_back():
+def test_one_round_of_answers_is_given_per_flush_and_none_to_a_topic_that_was_unsubscribed():
     held = subscriptions.Subscriptions()
     per_round = subscriptions.MAX_ANSWERS
     topics = [b"snap/%d" % number for number in range(3 * per_round)]

@@ -1,4 +1,4 @@
-"""The rank that has not joined is named while the job hangs: real gloo ranks, real sockets."""
+"""The rank that has not arrived is named while the job hangs: real gloo ranks, real sockets."""
 
 import re
 
@@ -66,7 +66,7 @@ def test_a_pause_of_all_ranks_one_that_is_announced_and_a_first_step_that_takes_
 
 
 def test_the_forecast_of_the_timeout_is_right_and_names_the_missing_rank(hanging):
-    """Two ranks give up when the reported timeout has passed; neither of them is the one that is named."""
+    """Two ranks give up when the forecast time is over; neither of them is the one that is named."""
     with hanging("stop", timeout_s=6.0) as job:
         job.hang()
         job.until(lambda: any(finding.urgent for finding in job.named()))

@@ -1,4 +1,4 @@
-"""Heartbeats continue while training hangs."""
+"""The beat goes on when the training does not."""
 
 import os
 import subprocess
@@ -19,7 +19,7 @@ HANGS_AT = 40
 
 
 def hangs(rank, world_size, *, go):
-    """Rank 1 does not reach a certain step until the test lets it."""
+    """Rank 1 does not reach a certain step until a file exists."""
     model, optimizer = make()
     agent = ddpwatch.agent.install(model)
     batch, target = next(iter(loader(world_size, rank, batches=1)))
@@ -30,7 +30,7 @@ def hangs(rank, world_size, *, go):
     return agent._recorder.index
 
 
-def test_a_rank_stuck_in_a_collective_sends_heartbeats_and_the_missing_one_is_one_behind(pool, run_dir, tmp_path):
+def test_a_rank_stuck_in_a_collective_goes_on_beating_and_the_missing_one_is_one_behind(pool, run_dir, tmp_path):
     running = pool.start(hangs, 2, go=tmp_path / "go")
     run = find_run(run_dir, 2)
     with Viewer(run.endpoints[0].address) as waiting, Viewer(run.endpoints[1].address) as missing:
@@ -50,7 +50,7 @@ def test_a_rank_stuck_in_a_collective_sends_heartbeats_and_the_missing_one_is_on
     assert joined[0].enqueued == not_joined[0].enqueued + 1
 
 
-def test_a_heartbeat_reports_what_the_process_and_the_agent_itself_use(pool, run_dir, tmp_path):
+def test_a_heartbeat_has_the_resources_of_the_process_and_of_the_agent(pool, run_dir, tmp_path):
     running = pool.start(hangs, 2, go=tmp_path / "go")
     with Viewer(find_run(run_dir, 2).endpoints[1].address) as viewer:
         viewer.read(viewer.has(wire.Beat, 4))
@@ -70,7 +70,7 @@ def worked() -> bool:
     return bool(sum(range(100_000)))
 
 
-def test_a_heartbeat_reports_how_long_the_training_thread_waited_for_a_core():
+def test_a_heartbeat_has_the_time_that_the_training_thread_waited_for_a_core():
     core = max(os.sched_getaffinity(0))
     forever = f"import os; os.sched_setaffinity(0, {{{core}}})\nwhile True: pass"
     recorder = Recorder(HostClock(), Switch())

@@ -92,8 +92,8 @@ def _holes(rank):
     return indices[-1] - indices[0] + 1 - len(indices) if indices else 0
 
 
-class GpuFeed:
-    """What the viewer has written down so far."""
+class ViewerLog:
+    """What the viewer has written so far."""
 
     def __init__(self, path):
         self._path = path
@@ -120,7 +120,7 @@ class GpuFeed:
 @pytest.mark.timeout(180)
 def test_four_hosts_are_watched_from_each_of_them_through_faults_of_ranks_links_and_hosts(start, hosts, tmp_path):
     master = hosts.address("node-a")
-    reported = GpuFeed(tmp_path / "reported")
+    reported = ViewerLog(tmp_path / "log")
     ranks = [start(trains_on, hosts.place(hosts.hosts[rank // LOCAL]), rank, master, tmp_path) for rank in range(WORLD)]
     for host in hosts.hosts:
         _see_all_ranks(ranks, lambda host=host: rundir.scan(hosts.run_dir(host))[0])
@@ -134,7 +134,7 @@ def test_four_hosts_are_watched_from_each_of_them_through_faults_of_ranks_links_
         assert {rank["host"] for rank in status["ranks"]} == set(hosts.hosts)
         assert {rank["state"] for rank in status["ranks"]} == {"ok"}
 
-    viewer = start(follows, hosts.place("node-a"), tmp_path / "reported", tmp_path)
+    viewer = start(follows, hosts.place("node-a"), tmp_path / "log", tmp_path)
     wait_for(lambda: len(reported.ranks()) == WORLD and all(rank[1] >= 0 for rank in reported.ranks().values()), 60)
 
     # A slow rank and one that stops are named with their hosts.
@@ -148,7 +148,7 @@ def test_four_hosts_are_watched_from_each_of_them_through_faults_of_ranks_links_
     (tmp_path / "hang-2").unlink()
     wait_for(lambda: reported.alert("stall", "closed"), 60)
 
-    # A host that cannot be reached is reported as that; when it is back, nothing of its history is missing.
+    # A host that cannot be reached is reported; when it is back, nothing of its history is missing.
     hosts.cut("node-d")
     gone = wait_for(lambda: reported.alert("rank-lost", "opened"), 60)
     assert gone["ranks"] == [6, 7]

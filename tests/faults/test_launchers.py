@@ -55,7 +55,7 @@ def advance_until(feed, condition, timeout_s=60.0):
 
 
 def test_a_job_that_goes_on_with_more_or_fewer_ranks_is_another_run_without_those_of_before(start, run_dir, tmp_path):
-    """Torchrun keeps its store, does not count restarts because nodes came or went, and counts on each node anew."""
+    """Torchrun keeps its store, does not count restarts when nodes join or leave, and counts per node."""
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     seen = {}
     with closing(Feed(DEFAULTS)) as feed:

@@ -40,11 +40,11 @@ def raises_when_told(rank, store, flag):
 DYING = """
 import mmap, os, signal, struct, sys
 from ddpwatch.cli import main
-from ddpwatch.recording.storage import Shelf
+from ddpwatch.recording.storage import RecordingFile
 
 with open(sys.argv[1], "r+b") as file:
     stamp = mmap.mmap(file.fileno(), 16)
-put = Shelf.put
+put = RecordingFile.put
 
 def dying(self, portion):
     if portion.number >= 4 and portion.shards:
@@ -53,7 +53,7 @@ def dying(self, portion):
         os.kill(os.getpid(), signal.SIGKILL)
     put(self, portion)
 
-Shelf.put = dying
+RecordingFile.put = dying
 sys.exit(main.run(sys.argv[2:]))
 """
 """`ddpwatch` that is killed at the worst moment, when a portion has been collected and nothing of it is on disk, and

@@ -42,7 +42,7 @@ def test_history_stream_and_stacks_come_through_and_a_stopped_rank_falls_silent(
 
 
 def test_a_peer_cut_off_on_either_side_of_the_relay_gets_what_it_has_missed(start, run_dir, tmp_path):
-    """Both connect anew by themselves, and subscriptions are sent again."""
+    """Both reconnect by themselves and renew their subscriptions."""
     start(trains, tmp_path / "never", env=TCP)
     run = find_run(run_dir)
     with Tunnel() as behind, Tunnel() as before:

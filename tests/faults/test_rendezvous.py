@@ -1,4 +1,4 @@
-"""Ranks of a job find each other under every launcher, and several jobs and attempts stay apart."""
+"""The ranks of a job find each other, whatever started them, and keep jobs and attempts apart."""
 
 import os
 import signal
@@ -137,7 +137,7 @@ def test_ranks_that_expect_peers_publish_nothing_until_they_have_met(start, run_
     assert viewer.snap.steps[0].index == 0, "what was measured while waiting is kept"
 
 
-def meets_over_tcp(rank, port, watched):
+def joins_over_tcp(rank, port, watched):
     """One of two ranks whose store lives in rank 0's process. It trains alone, so that it can outlive the other."""
     if rank == 0:
         store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
@@ -153,7 +153,7 @@ def meets_over_tcp(rank, port, watched):
 
 
 def test_the_store_may_die_once_the_ranks_have_met(start, run_dir, tmp_path):
-    keeper, survivor = (start(meets_over_tcp, rank, tmp_path / "port", True) for rank in range(2))
+    keeper, survivor = (start(joins_over_tcp, rank, tmp_path / "port", True) for rank in range(2))
     run = find_run(run_dir, 2)
     keeper.kill()
     keeper.wait()
@@ -165,7 +165,7 @@ def test_the_store_may_die_once_the_ranks_have_met(start, run_dir, tmp_path):
 
 
 def test_a_rank_whose_peer_has_no_agent_is_watched_all_the_same_even_when_the_store_dies(start, run_dir, tmp_path):
-    keeper, survivor = (start(meets_over_tcp, rank, tmp_path / "port", rank == 1) for rank in range(2))
+    keeper, survivor = (start(joins_over_tcp, rank, tmp_path / "port", rank == 1) for rank in range(2))
     (run,) = wait_for(lambda: rundir.scan(run_dir)[0])
     assert [endpoint.rank for endpoint in run.endpoints] == [1]
     assert run.world_size == 2

@@ -1,4 +1,4 @@
-"""Ranks on TCP: whoever has the run's key sees them from elsewhere, and nobody else gets a byte or does them harm."""
+"""Ranks on TCP: viewers with the run's key see them from other hosts; others get no byte and do no harm."""
 
 import contextlib
 import os
@@ -11,8 +11,7 @@ import zmq
 from torch.nn.parallel import DistributedDataParallel
 
 from ddpwatch import curve, rundir, wire
-from ddpwatch.agent import tcp_listener as address
-from ddpwatch.agent import tcp_listener as doors
+from ddpwatch.agent import tcp_listener
 from ddpwatch.cli.main import run as command
 from ddpwatch.errors import AccessRefused, NoSuchRun
 from ddpwatch.sources.connections import probe
@@ -35,7 +34,7 @@ def test_a_ticket_gives_history_and_stream_from_elsewhere(tcp_run):
     assert (state.ranks[0].steps.indices() == range(len(state.ranks[0].steps.indices()))).all()
 
 
-def test_a_viewer_without_the_key_or_with_another_one_is_refused_at_once_and_the_run_says_so(tcp_run):
+def test_a_viewer_with_a_wrong_key_or_none_is_refused_at_once_and_the_run_notes_it(tcp_run):
     _, secret_key = curve.new_keys()
     began_s = time.monotonic()
     with pytest.raises(AccessRefused, match="does not accept the key"):
@@ -66,7 +65,7 @@ def test_a_viewer_without_the_key_or_with_another_one_is_refused_at_once_and_the
     ],
     ids=["key", "port"],
 )
-def test_why_one_rank_of_a_ticket_sends_nothing_is_reported(start, run_dir, tcp_run, tmp_path, capsys, changed, why):
+def test_the_reason_why_a_rank_of_a_ticket_is_missing_is_shown(start, run_dir, tcp_run, tmp_path, capsys, changed, why):
     start(trains, tmp_path / "never", env=TCP)
     runs = wait_for(lambda: found if len(found := rundir.scan(run_dir)[0]) == 2 else None)
     (wrong,) = [elsewhere(run, **changed).endpoints[0] for run in runs if run.id != tcp_run.id]
@@ -88,14 +87,14 @@ def test_the_ticket_of_another_run_opens_nothing(start, run_dir, tmp_path, tcp_r
     probe(elsewhere(other))
 
 
-def test_a_run_that_is_gone_is_no_run(tcp_run):
+def test_a_run_that_is_gone_is_not_found(tcp_run):
     with contextlib.closing(sockets.create_server(("127.0.0.1", 0))) as free:
         port = free.getsockname()[1]
     with pytest.raises(NoSuchRun, match=f"no rank of .* answers at tcp://127.0.0.1:{port}"):
         probe(elsewhere(tcp_run, tcp_address=f"tcp://127.0.0.1:{port}"), timeout_s=0.3)
 
 
-def test_without_the_keys_not_a_byte_is_heard(tcp_run):
+def test_without_the_keys_not_a_byte_is_received(tcp_run):
     """A viewer that does not encrypt, as an older one would not."""
     with zmq.Context() as context, context.socket(zmq.SUB) as socket:
         socket.linger = 0
@@ -124,7 +123,7 @@ def test_a_run_on_its_own_host_alone_has_no_ticket(start, run_dir, tmp_path, cap
     assert "DDPWATCH_BIND=tcp" in capsys.readouterr().err
 
 
-def test_an_address_that_is_neither_tcp_nor_ipc_is_noted(start, run_dir, tmp_path):
+def test_a_bind_setting_that_is_neither_tcp_nor_ipc_is_noted(start, run_dir, tmp_path):
     start(trains, tmp_path / "never", env={"DDPWATCH_BIND": "udp"})
     run = find_run(run_dir)
     with Viewer(run.endpoints[0].address) as viewer:
@@ -158,7 +157,7 @@ def test_ranks_find_out_by_themselves_that_they_are_on_two_hosts_of_one_name(sta
     names = {each.host for each in run.endpoints}
     own = sockets.gethostname()
     assert own in names
-    assert len(names) == 2, "what tells them apart is in the name"
+    assert len(names) == 2, "their names differ"
     assert all(name.startswith(own) for name in names)
     state = follow(run, lambda state: all(rank.snapped for rank in state.ranks.values()))
     assert {rank.host for rank in state.ranks.values()} == names
@@ -179,20 +178,20 @@ def test_ranks_of_one_host_do_not_listen_on_tcp(start, run_dir, tmp_path):
 
 @pytest.fixture
 def bare(monkeypatch):
-    for name in (address.HOST, address.IFACE, address.PORT_BASE):
+    for name in (tcp_listener.HOST, tcp_listener.IFACE, tcp_listener.PORT_BASE):
         monkeypatch.delenv(name, raising=False)
     return monkeypatch
 
 
 def listening(*, store_host="", place=0):
     said = []
-    listener, reported = address.listen(store_host, place, said.append)
+    listener, reported = tcp_listener.listen(store_host, place, said.append)
     with listener:
         return listener.getsockname(), reported, said
 
 
 def test_the_interface_that_is_named_is_the_one_that_is_bound(bare):
-    bare.setenv(address.IFACE, "lo")
+    bare.setenv(tcp_listener.IFACE, "lo")
     bound, reported, _ = listening()
 
     assert bound[0] == "127.0.0.1"
@@ -201,32 +200,34 @@ def test_the_interface_that_is_named_is_the_one_that_is_bound(bare):
 
 @pytest.mark.parametrize("store_host", ["", "127.0.0.1", "localhost"])
 def test_a_store_on_loopback_or_in_a_file_does_not_keep_a_rank_from_being_reached(bare, store_host):
-    """On one host it listens because it is configured to, which serves viewers on other hosts; README says so."""
-    bare.setattr(address, "_source_address", lambda host: {"": "", "192.0.2.1": "127.0.0.7"}.get(host, "127.0.0.1"))
-    bare.setattr(address, "_of_interface", lambda name: "")
-    assert address._choose(store_host) == ("127.0.0.1", "127.0.0.1"), "there is nothing else here"
-    bare.setattr(address, "_source_address", lambda host: {"": "", "192.0.2.1": "10.9.8.7"}.get(host, "127.0.0.1"))
-    assert address._choose(store_host) == ("10.9.8.7", "10.9.8.7")
+    """On one host it listens by configuration, which is useful from outside only; the README says so."""
+    bare.setattr(
+        tcp_listener, "_source_address", lambda host: {"": "", "192.0.2.1": "127.0.0.7"}.get(host, "127.0.0.1")
+    )
+    bare.setattr(tcp_listener, "_of_interface", lambda name: "")
+    assert tcp_listener._choose(store_host) == ("127.0.0.1", "127.0.0.1"), "there is nothing else here"
+    bare.setattr(tcp_listener, "_source_address", lambda host: {"": "", "192.0.2.1": "10.9.8.7"}.get(host, "127.0.0.1"))
+    assert tcp_listener._choose(store_host) == ("10.9.8.7", "10.9.8.7")
 
 
 @pytest.mark.parametrize("store_host", ["127.0.0.1", "192.0.2.9"])
 def test_the_host_that_is_named_keeps_a_rank_on_loopback(bare, store_host):
-    bare.setenv(address.HOST, "127.0.0.1")
+    bare.setenv(tcp_listener.HOST, "127.0.0.1")
 
     assert listening(store_host=store_host)[0][0] == "127.0.0.1"
 
 
 def test_an_interface_that_is_not_there_is_not_replaced_by_another(bare):
-    bare.setenv(address.IFACE, "ib99")
-    with pytest.raises(address.NoAddressError, match=r"ib99 has no address here; there are: .*lo"):
+    bare.setenv(tcp_listener.IFACE, "ib99")
+    with pytest.raises(tcp_listener.NoAddressError, match=r"ib99 has no address here; there are: .*lo"):
         listening()
 
 
 def test_ipv6_is_announced_in_brackets(bare):
-    bare.setenv(address.HOST, "::1")
+    bare.setenv(tcp_listener.HOST, "::1")
     try:
         bound, reported, _ = listening()
-    except address.NoAddressError as error:
+    except tcp_listener.NoAddressError as error:
         pytest.skip(str(error))
 
     assert reported == f"tcp://[::1]:{bound[1]}"
@@ -235,8 +236,8 @@ def test_ipv6_is_announced_in_brackets(bare):
 def test_ports_count_from_the_base_by_the_place_on_the_node(bare):
     with contextlib.closing(sockets.create_server(("127.0.0.1", 0))) as free:
         port = free.getsockname()[1]
-    bare.setenv(address.HOST, "127.0.0.1")
-    bare.setenv(address.PORT_BASE, str(port - 3))
+    bare.setenv(tcp_listener.HOST, "127.0.0.1")
+    bare.setenv(tcp_listener.PORT_BASE, str(port - 3))
 
     assert listening(place=3)[1] == f"tcp://127.0.0.1:{port}"
 
@@ -244,8 +245,8 @@ def test_ports_count_from_the_base_by_the_place_on_the_node(bare):
 def test_a_port_that_is_taken_is_said_and_another_one_used(bare):
     with contextlib.closing(sockets.create_server(("127.0.0.1", 0))) as taken:
         port = taken.getsockname()[1]
-        bare.setenv(address.HOST, "127.0.0.1")
-        bare.setenv(address.PORT_BASE, str(port))
+        bare.setenv(tcp_listener.HOST, "127.0.0.1")
+        bare.setenv(tcp_listener.PORT_BASE, str(port))
         bound, _, said = listening()
 
     assert bound[1] != port
@@ -258,12 +259,12 @@ def test_a_port_that_is_taken_is_said_and_another_one_used(bare):
 
 
 @pytest.fixture
-def tcp_listener(monkeypatch):
-    """A door as agents have one, which bears four strangers at a time and is shut for a short while."""
-    monkeypatch.setattr(doors, "MAX_DESCRIPTORS", 4)
-    monkeypatch.setattr(doors, "CLOSED_S", 0.3)
+def small_listener(monkeypatch):
+    """A listener as agents have one, with room for four strangers at a time and a short closing time."""
+    monkeypatch.setattr(tcp_listener, "MAX_DESCRIPTORS", 4)
+    monkeypatch.setattr(tcp_listener, "CLOSED_S", 0.3)
     monkeypatch.setattr(curve, "HANDSHAKE_MS", 200)
-    before = doors.threads()
+    before = tcp_listener.threads()
     context = zmq.Context()
     socket = context.socket(zmq.XPUB)
     listener = sockets.create_server(("127.0.0.1", 0), backlog=64)
@@ -271,8 +272,14 @@ def tcp_listener(monkeypatch):
     viewer_public, viewer_secret = curve.new_keys()
     public, secret = curve.new_keys()
     notes = []
-    made = doors.TcpListener(
-        context, socket, listener, secret, viewer_public, doors.threads() - before, lambda *note: notes.append(note)
+    made = tcp_listener.TcpListener(
+        context,
+        socket,
+        listener,
+        secret,
+        viewer_public,
+        tcp_listener.threads() - before,
+        lambda *note: notes.append(note),
     )
     made.port, made.notes, made.keys, made.bound = listener.getsockname()[1], notes, (public, viewer_secret), socket
     yield made
@@ -280,70 +287,70 @@ def tcp_listener(monkeypatch):
     context.destroy(linger=0)
 
 
-def handle_ready(tcp_listener, until, timeout_s=20.0):
-    """What the agent's thread does for a door."""
+def handle_ready(small_listener, until, timeout_s=20.0):
+    """Serve the listener as the agent's thread does."""
     deadline_s = time.monotonic() + timeout_s
     while not until():
         assert time.monotonic() < deadline_s
         poller = zmq.Poller()
-        for watched in [tcp_listener.bound, *tcp_listener.watched()]:
+        for watched in [small_listener.bound, *small_listener.watched()]:
             poller.register(watched, zmq.POLLIN)
         ready = [which for which, _ in poller.poll(20)]
-        tcp_listener.handle_ready([which for which in ready if which is not tcp_listener.bound])
-        if tcp_listener.bound in ready:
-            tcp_listener.bound.recv()
-        tcp_listener.check_load()
+        small_listener.handle_ready([which for which in ready if which is not small_listener.bound])
+        if small_listener.bound in ready:
+            small_listener.bound.recv()
+        small_listener.check_load()
 
 
-def test_a_crowd_of_strangers_takes_few_descriptors_and_viewers_come_in_again_when_it_is_gone(tcp_listener):
+def test_a_crowd_of_strangers_takes_few_descriptors_and_viewers_come_in_again_when_it_is_gone(small_listener):
     before = len(os.listdir("/proc/self/fd"))
     strangers = []
 
     def crowd():
         stranger = sockets.socket()
         stranger.setblocking(False)
-        stranger.connect_ex(("127.0.0.1", tcp_listener.port))
+        stranger.connect_ex(("127.0.0.1", small_listener.port))
         strangers.append(stranger)
         return len(strangers) == 200
 
-    handle_ready(tcp_listener, crowd)
+    handle_ready(small_listener, crowd)
     taken = len(os.listdir("/proc/self/fd")) - before - len(strangers)
     for stranger in strangers:
         stranger.close()
 
     assert taken <= 100, "most of them were not let in"
-    assert [kind for kind, _ in tcp_listener.notes] == ["strangers"]
+    assert [kind for kind, _ in small_listener.notes] == ["strangers"]
     with zmq.Context() as context, context.socket(zmq.SUB) as viewer:
         viewer.linger = 0
         viewer.reconnect_ivl = 50
         viewer.subscribe(b"beat")
-        curve.connect(viewer, f"tcp://127.0.0.1:{tcp_listener.port}", *tcp_listener.keys)
+        curve.connect(viewer, f"tcp://127.0.0.1:{small_listener.port}", *small_listener.keys)
 
-        def hears():
-            tcp_listener.bound.send_multipart([b"beat", b"x"])
+        def receives():
+            small_listener.bound.send_multipart([b"beat", b"x"])
             return viewer.poll(0)
 
-        handle_ready(tcp_listener, hears)
+        handle_ready(small_listener, receives)
 
 
-def test_the_time_of_libzmqs_thread_is_limited_too(tcp_listener, monkeypatch):
-    monkeypatch.setattr(doors, "MAX_CPU_S", 0.0)
-    stranger = sockets.create_connection(("127.0.0.1", tcp_listener.port))
+def test_the_time_of_libzmqs_thread_is_limited_too(small_listener, monkeypatch):
+    monkeypatch.setattr(tcp_listener, "MAX_CPU_S", 0.0)
+    stranger = sockets.create_connection(("127.0.0.1", small_listener.port))
     stranger.sendall(b"GET / HTTP/1.1\r\n\r\n" * 8)
-    handle_ready(tcp_listener, lambda: tcp_listener.notes)
+    handle_ready(small_listener, lambda: small_listener.notes)
     stranger.close()
 
-    assert [kind for kind, _ in tcp_listener.notes] == ["strangers"]
+    assert [kind for kind, _ in small_listener.notes] == ["strangers"]
 
 
-def test_garbage_instead_of_a_handshake_is_not_answered_for_long(tcp_listener):
+def test_garbage_instead_of_a_handshake_is_not_answered_for_long(small_listener):
     for garbage in (
         b"",
         b"\xff" * 64,
         b"\xff\x00\x00\x00\x00\x00\x00\x00\x01\x7f\x03\x00CURVE" + bytes(200),
         os.urandom(4096),
     ):
-        with sockets.create_connection(("127.0.0.1", tcp_listener.port)) as stranger:
+        with sockets.create_connection(("127.0.0.1", small_listener.port)) as stranger:
             stranger.sendall(garbage)
             stranger.setblocking(False)
 
@@ -355,7 +362,7 @@ def test_garbage_instead_of_a_handshake_is_not_answered_for_long(tcp_listener):
                 except ConnectionError:
                     return True
 
-            handle_ready(tcp_listener, ended)
+            handle_ready(small_listener, ended)
 
 
 def forks_and_dies(store, stop):
@@ -387,11 +394,11 @@ def test_a_forked_child_does_not_hold_the_port(start, run_dir, tmp_path):
 
 
 def trains_with_little_time_for_viewers(stop):
-    doors.MAX_CPU_S = 0.02
+    tcp_listener.MAX_CPU_S = 0.02
     Training().steps_until(stop)
 
 
-def test_viewers_with_the_key_that_keep_the_socket_busy_are_sent_away(start, run_dir, tmp_path):
+def test_viewers_with_the_key_that_keep_the_socket_busy_are_disconnected(start, run_dir, tmp_path):
     start(trains_with_little_time_for_viewers, tmp_path / "never", env=TCP)
     run = find_run(run_dir)
     (endpoint,) = run.endpoints

@@ -1,4 +1,4 @@
-"""What viewers get, whenever they come and however many; and what they cannot do to the training."""
+"""What viewers get, whenever they attach and however many; and what they cannot do to the training."""
 
 import os
 import time
@@ -16,7 +16,7 @@ from tests.faults.viewer import Viewer, contiguous, find_run
 
 
 def trains_on(rank, world_size, *, stop, pause_s=0.0):
-    """Train until the file is there. How many steps were taken, and counted by an agent that is still at work."""
+    """Train until the file exists. Returns steps taken, steps counted, and whether the agent is still active."""
     model, optimizer = make()
     agent = ddpwatch.agent.install(model)
     batch, target = next(iter(loader(world_size, rank, batches=1)))
@@ -37,7 +37,7 @@ def _agreed(stop) -> bool:
 
 @pytest.fixture
 def training(pool, run_dir, tmp_path):
-    """Two ranks that train until the test is over; the run as it was found."""
+    """The run of two ranks that train until the test is over."""
     running = pool.start(trains_on, 2, stop=tmp_path / "stop", pause_s=0.0005)
     try:
         yield find_run(run_dir, 2)
@@ -49,7 +49,7 @@ def training(pool, run_dir, tmp_path):
 
 
 def follow(viewer, steps: int):
-    """Read until this many more steps have come."""
+    """Read until this number of further steps has arrived."""
     aim = (viewer.steps() or [0])[-1] + steps
     viewer.read(lambda viewer: viewer.steps()[-1:] >= [aim])
 
@@ -64,7 +64,7 @@ def attach(address, step: int = 0) -> Viewer:
 
 def test_a_late_viewer_gets_the_last_steps_and_then_all_that_follow(training):
     for endpoint in training.endpoints:
-        # So late that the first steps are forgotten.
+        # Late enough that the first steps are dropped.
         with attach(endpoint.address, wire.MAX_SNAP_STEPS + 100) as viewer:
             follow(viewer, 300)
 
@@ -86,7 +86,7 @@ def test_several_viewers_at_once_all_see_everything(training):
         assert contiguous([viewer.snap.seq, *(message.seq for message in viewer.live)])
 
 
-def test_what_a_viewer_leaves_out_it_does_not_get(training):
+def test_a_viewer_gets_only_the_topics_it_subscribes_to(training):
     with Viewer(training.endpoints[0].address, topics=[b"beat"], history=False) as viewer:
         viewer.read(lambda viewer: len(viewer.live) >= 3)
 
@@ -97,7 +97,7 @@ def garbage_subscriptions():
     return [b"\x01garbage-%d" % k for k in range(10_000)]
 
 
-def history_subscriptions():
+def snapshot_requests():
     return [b"\x01snap/%d" % k for k in range(100)]
 
 
@@ -114,7 +114,7 @@ def plain_messages():
 
 
 @pytest.mark.parametrize(
-    "messages", [garbage_subscriptions, history_subscriptions, overlong_topics, large_messages, plain_messages]
+    "messages", [garbage_subscriptions, snapshot_requests, overlong_topics, large_messages, plain_messages]
 )
 def test_a_hostile_viewer_costs_the_training_nothing_and_the_others_no_message(training, messages):
     address = training.endpoints[0].address
@@ -152,7 +152,7 @@ def test_long_figures_of_the_script_are_cut_into_frames_that_a_viewer_takes(star
 
 
 def waits_for_peers(stop):
-    """The launcher promises a second rank, which does not come for a long while."""
+    """The launcher promises a second rank, which does not start for a long time."""
     training = Training()
     for _ in range(5000):
         training.agent.step()
@@ -161,7 +161,7 @@ def waits_for_peers(stop):
     training.steps_until(stop)
 
 
-def test_steps_that_were_overwritten_before_anybody_listened_are_counted(start, run_dir, tmp_path):
+def test_steps_that_were_overwritten_before_the_rank_was_published_are_counted(start, run_dir, tmp_path):
     start(waits_for_peers, tmp_path / "stop", env={"WORLD_SIZE": "2"})
     with attach(find_run(run_dir).endpoints[0].address) as viewer:
         assert viewer.snap.beat.dropped == 5000 - 4096

@@ -37,19 +37,19 @@ def raises_in_the_middle(rank, store, flag):
 
 @pytest.fixture
 def watcher(forker, run_dir):
-    """Its threshold reports any communication at all, so that a test knows when rules are evaluated."""
+    """Its threshold reports any communication at all, so that a test knows when rules were evaluated."""
     with Watcher(forker, run_dir, "--limit", "comm-share.share=0.0001") as watcher:
         yield watcher
 
 
-def wait_until_it_judges(watcher):
+def wait_until_rules_are_evaluated(watcher):
     assert watcher.wait_for(lambda change: change["rule"] == "comm-share")["event"] == "opened"
 
 
 def test_a_rank_that_raises_is_reported_with_its_exception(start, watcher, tmp_path):
     start(trains, 0, tmp_path / "store", tmp_path / "never")
     failing = start(raises_in_the_middle, 1, tmp_path / "store", tmp_path / "flag")
-    wait_until_it_judges(watcher)
+    wait_until_rules_are_evaluated(watcher)
     (tmp_path / "flag").touch()
 
     reported = watcher.wait_for(lambda change: change["rule"] == "rank-failed" and change["ranks"] == [1])
@@ -71,13 +71,13 @@ def exits_in_the_middle(rank, store, flag, code, world_size):
 
 @pytest.mark.parametrize("world_size", [2, 4])
 @pytest.mark.parametrize("code", [0, 3])
-def test_a_rank_that_exits_early_is_named_and_not_the_one_that_lost_the_connection_to_it(
+def test_the_rank_that_exits_early_is_named_and_not_those_that_lost_the_connection_to_it(
     start, watcher, tmp_path, code, world_size
 ):
     leaves = world_size - 1
     victims = [start(trains, rank, tmp_path / "store", tmp_path / "never", world_size) for rank in range(leaves)]
     leaver = start(exits_in_the_middle, leaves, tmp_path / "store", tmp_path / "flag", code, world_size)
-    wait_until_it_judges(watcher)
+    wait_until_rules_are_evaluated(watcher)
     (tmp_path / "flag").touch()
 
     assert leaver.wait() == code
@@ -92,7 +92,7 @@ def test_a_rank_that_exits_early_is_named_and_not_the_one_that_lost_the_connecti
 
 def test_an_interrupt_of_all_ranks_is_one_alert(start, watcher, tmp_path):
     ranks = [start(trains, rank, tmp_path / "store", tmp_path / "never") for rank in range(2)]
-    wait_until_it_judges(watcher)
+    wait_until_rules_are_evaluated(watcher)
     for rank in ranks:
         rank.kill(signal.SIGINT)
 
@@ -107,7 +107,7 @@ def test_an_interrupt_of_all_ranks_is_one_alert(start, watcher, tmp_path):
 def test_a_rank_that_is_killed_is_reported_as_lost(start, watcher, tmp_path):
     start(trains, 0, tmp_path / "store", tmp_path / "never")
     killed = start(trains, 1, tmp_path / "store", tmp_path / "never")
-    wait_until_it_judges(watcher)
+    wait_until_rules_are_evaluated(watcher)
     killed.kill(signal.SIGKILL)
 
     reported = watcher.wait_for(lambda change: change["rule"] == "rank-lost")
@@ -123,15 +123,15 @@ def test_the_signal_that_has_ended_a_rank_is_in_the_recording_for_reports_and_re
     with Watcher(forker, run_dir, "--limit", "comm-share.share=0.0001", "--record", str(file)) as watcher:
         start(trains, 0, tmp_path / "store", tmp_path / "never")
         killed = start(trains, 1, tmp_path / "store", tmp_path / "never")
-        wait_until_it_judges(watcher)
+        wait_until_rules_are_evaluated(watcher)
         killed.kill(signal.SIGKILL)
         assert watcher.finish() == ENDED_BADLY
 
     with closing(Recorded(file)) as recorded:
         report = gather(recorded, recorded.attempts[-1])
-    said = verdict(report.state, report.outcome, report.aggregate, report.alerts).text
+    said = verdict(report.state, report.outcome, report.digest, report.alerts).text
     assert said == "Ended badly: rank 1 was killed (SIGKILL); rank 0 after it."
-    assert said.removeprefix("Ended badly: ").rstrip(".") in watcher.stderr, "as the viewer that watched it said"
+    assert said.removeprefix("Ended badly: ").rstrip(".") in watcher.stderr, "the same as the watcher has printed"
     with closing(Playback(Recorded(file), playing=False)) as playback:
         playback.seek(playback.reel.at(playback.reel.total_ns))
         playback.catch_up()
@@ -142,7 +142,7 @@ def test_the_signal_that_has_ended_a_rank_is_in_the_recording_for_reports_and_re
 
 def test_of_four_ranks_the_one_that_is_killed_is_singled_out(start, watcher, tmp_path):
     ranks = [start(trains, rank, tmp_path / "store", tmp_path / "never", 4) for rank in range(4)]
-    wait_until_it_judges(watcher)
+    wait_until_rules_are_evaluated(watcher)
     ranks[2].kill(signal.SIGKILL)
 
     lost = watcher.wait_for(lambda change: change["rule"] == "rank-lost")
@@ -162,7 +162,7 @@ def test_of_ranks_that_the_launcher_ends_in_the_same_moment_the_one_that_was_kil
     start, watcher, tmp_path
 ):
     ranks = [start(trains, rank, tmp_path / "store", tmp_path / "never", 4) for rank in range(4)]
-    wait_until_it_judges(watcher)
+    wait_until_rules_are_evaluated(watcher)
     ranks[1].kill(signal.SIGKILL)
     for rank in (3, 0, 2):
         ranks[rank].kill(signal.SIGTERM)
@@ -187,7 +187,7 @@ def trains_until(rank, store, flag, world_size=3):
 
 
 def ends_early(rank, store, flag, reported):
-    """Rank 1 runs out of data, of unknown length. It leaves when the others' wait has been reported."""
+    """Rank 1 runs out of data of unknown length. It leaves when the wait of the others was reported."""
     training = trains_until(rank, store, flag)
     if rank == 1:
         training.agent.close()
@@ -202,7 +202,7 @@ def test_data_of_unknown_length_that_ends_early_is_one_alert_also_when_the_other
     reported = tmp_path / "reported"
     for rank in range(3):
         start(ends_early, rank, tmp_path / "store", tmp_path / "flag", reported)
-    wait_until_it_judges(watcher)
+    wait_until_rules_are_evaluated(watcher)
     (tmp_path / "flag").touch()
     assert watcher.wait_for(lambda change: change["rule"] == "uneven-batch")["ranks"] == [1]
     reported.touch()
@@ -224,7 +224,7 @@ def leaves_one_out(rank, store, flag):
 
 def test_a_rank_that_gloo_aborts_is_not_blamed_for_the_collective_that_another_has_left_out(start, watcher, tmp_path):
     ranks = [start(leaves_one_out, rank, tmp_path / "store", tmp_path / "flag") for rank in range(3)]
-    wait_until_it_judges(watcher)
+    wait_until_rules_are_evaluated(watcher)
     (tmp_path / "flag").touch()
     codes = [rank.wait() for rank in ranks]
 
@@ -241,13 +241,13 @@ def leaves_one_out_in_a_log(rank, store, flag, log):
     leaves_one_out(rank, store, flag)
 
 
-def test_an_abort_whose_reason_stands_in_a_watched_log_is_reported_once(start, forker, run_dir, tmp_path):
-    """Gloo's line is read before the ranks have reported their collective."""
+def test_an_abort_whose_reason_is_in_a_watched_log_is_reported_once(start, forker, run_dir, tmp_path):
+    """Gloo's line is read before the ranks have reported their collectives."""
     log = tmp_path / "stderr-"
     with Watcher(forker, run_dir, "--limit", "comm-share.share=0.0001", "--log", f"{log}*") as watcher:
         for rank in range(3):
             start(leaves_one_out_in_a_log, rank, tmp_path / "store", tmp_path / "flag", str(log))
-        wait_until_it_judges(watcher)
+        wait_until_rules_are_evaluated(watcher)
         (tmp_path / "flag").touch()
 
         assert watcher.finish() == ENDED_BADLY

@@ -51,7 +51,7 @@ class Viewer:
         return value
 
     def refused(self, times: int) -> None:
-        """Wait until the socket has tried in vain to connect `times` times."""
+        """Wait until the socket has failed to connect this number of times."""
         while self._monitor.poll(0):
             recv_monitor_message(self._monitor)
         for _ in range(times):
@@ -59,7 +59,7 @@ class Viewer:
             recv_monitor_message(self._monitor)
 
     def has(self, kind: type, count: int = 1):
-        """A condition for `read`: `count` live messages of a kind, with the snapshot received."""
+        """A condition for `read`: the snapshot and this number of live messages of a kind have arrived."""
         return lambda viewer: viewer.snap is not None and len(viewer.of(kind)) >= count
 
     def of(self, kind: type) -> list:
@@ -78,7 +78,7 @@ class Viewer:
         return [step.index for step in (*history, *live)]
 
     def trained(self, messages: int = 1):
-        """A condition for `read`: this many messages have brought steps."""
+        """A condition for `read`: this number of messages with steps has arrived."""
         return lambda viewer: (
             viewer.snap is not None
             and sum(bool(steps_of(message)) for message in viewer.live if isinstance(message, wire.Beat | wire.Steps))

@@ -198,7 +198,7 @@ def test_the_json_and_the_report_have_the_same_figures(request, which):
     assert sum(steps["mean_parts_ms"].values()) == pytest.approx(
         sum(rank["mean_step_ms"] for rank in ranks) / len(ranks), rel=1e-4
     )
-    costs = {cost.who: cost.share for cost in report.aggregate.costs()}
+    costs = {cost.subject: cost.share for cost in report.aggregate.costs()}
     for rank in ranks:
         assert rank["imposed_share"] == pytest.approx(costs.get(rank["rank"], 0.0), abs=1e-4)
 

@@ -30,7 +30,7 @@ from ddpwatch.errors import UsageError
 from ddpwatch.outputs.prometheus import server as scraping
 from ddpwatch.outputs.prometheus.exporter import Exporter
 from ddpwatch.outputs.prometheus.metrics import MAX_GPUS, MAX_RANKS, METRICS, WORST_RANKS, read, sample_run
-from ddpwatch.view.run_view import picture_now
+from ddpwatch.view.run_view import current_view
 from ddpwatch.view.status import status_object
 from ddpwatch.wire import PHASES
 from tests.builders.fake_rank import MS, make_beat, make_gpu, make_gpus, make_hello, make_snap, make_step
@@ -94,7 +94,7 @@ def opened(rule="straggler", kind="opened"):
 
 def test_metrics_equal_the_figures_of_status():
     monitor = make_monitor(gpus=[make_gpu(power_mw=None)])
-    status = status_object(picture_now(monitor))
+    status = status_object(current_view(monitor))
     series = series_of(text_of(monitor))
 
     assert one(series, "ddpwatch_run_info", run=status["run"]["id"], name="train", backend="gloo") == 1

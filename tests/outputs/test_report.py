@@ -20,10 +20,11 @@ from ddpwatch.outputs.report import charts
 from ddpwatch.outputs.report.data import Scaling
 from ddpwatch.outputs.report.html import data_block, h, raw
 from ddpwatch.outputs.report.page import page
-from ddpwatch.simulator.scenario import Fault, Scenario, frames
+from ddpwatch.simulator.scenario import Fault, Scenario
 from ddpwatch.view.charts.phase_bar import rank_bars
 from tests.builders.fake_rank import make_beat, make_hello, make_snap, make_step
 from tests.builders.recordings import frame, make_run, measured, record, record_hung_steps, straggler
+from tests.builders.scenario_frames import frames
 from tests.builders.windows import FAST, aggregate_of, window
 from tests.builders.windows import SLOW as LATE
 from tests.outputs.hostile_report import PIECES, hostile_alert, hostile_frames, read
@@ -47,7 +48,7 @@ def test_the_figures_of_a_report_equal_those_of_the_simulated_run(report):
     assert report.aggregate.steps == usual.sum()
     assert report.skipped == RUN.steps // RUN.evaluate_every
     assert report.aggregate.total_ns == pytest.approx(phases_ns.sum(axis=1).mean(axis=0)[usual].sum())
-    assert (cost.who, cost.phases) == (SLOW, ("backward",))
+    assert (cost.subject, cost.phases) == (SLOW, ("backward",))
     assert cost.share == pytest.approx(0.3 * 240 / (300 + 0.3 * 240), rel=0.15)
     assert sum(other.share for other in others) < 0.1 * cost.share
     assert report.aggregate.effective_batch == 4 * 32

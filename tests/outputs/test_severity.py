@@ -10,15 +10,15 @@ from ddpwatch.core.alerts.model import Alert, AlertEvent, Moment, Severity
 from ddpwatch.outputs.export.json import alert_entry
 from ddpwatch.outputs.prometheus.metrics import MAX_RANKS, open_alerts, sample_run
 from ddpwatch.outputs.report import sections
-from ddpwatch.view.alerts.format import MARKS, STALE, alert_line, event_object
+from ddpwatch.view.alerts.format import MARKS, STALE, event_lines, event_object
 from ddpwatch.view.alerts.page import alert_detail, alert_list
-from ddpwatch.view.alerts.panel import alert_box, hang_lines
+from ddpwatch.view.alerts.panel import alert_panel, hang_lines
 from ddpwatch.view.cells import Cell, Level
 from ddpwatch.view.header import header_line
 from ddpwatch.view.ranks.columns import badge
 from ddpwatch.view.ranks.detail import rank_page
 from ddpwatch.view.ranks.table import rank_table
-from ddpwatch.view.run_view import picture_now, refreshed_view
+from ddpwatch.view.run_view import current_view, refreshed_view
 from ddpwatch.view.status import status_object, status_screen
 from ddpwatch.view.summary import summary_lines
 from tests.builders.fake_rank import make_beat
@@ -50,7 +50,7 @@ def cells_of(lines, text):
 def test_every_output_shows_an_alert_and_its_rank_with_one_severity(severity):
     alert = opened(severity=severity)
     monitor = with_alerts(alert)
-    drawn = picture_now(monitor)
+    drawn = current_view(monitor)
     mark, level, _ = MARKS[severity]
 
     # The rank.
@@ -65,9 +65,9 @@ def test_every_output_shows_an_alert_and_its_rank_with_one_severity(severity):
     lists = [
         alert_list(drawn, COLUMNS, 10, selected=0, first=0),
         alert_detail(alert, COLUMNS),
-        alert_box(drawn, 80, 10),
+        alert_panel(drawn, 80, 10),
     ]
-    for lines in [*lists, summary_lines(drawn, COLUMNS, 60, duration_s=9.0), [alert_line(alert, "opened")]]:
+    for lines in [*lists, summary_lines(drawn, COLUMNS, 60, duration_s=9.0), event_lines(AlertEvent("opened", alert))]:
         marks = [cell for line in lines for cell in line if cell.text.strip() in {mark, f"{mark} {severity.word}"}]
         assert {cell.level for cell in marks} == {level}, texts(lines)
     counted = cells_of([header_line(drawn, COLUMNS)], f"{mark} 1")
@@ -85,11 +85,11 @@ def test_every_output_shows_an_alert_and_its_rank_with_one_severity(severity):
 
 def test_a_stale_alert_leaves_its_rank_without_severity():
     alert = opened(severity=Severity.CRITICAL)
-    drawn = picture_now(with_alerts(Alert(alert.finding, alert.since, alert.last, stale=True, seen=alert.last)))
+    drawn = current_view(with_alerts(Alert(alert.finding, alert.since, alert.last, stale=True, seen=alert.last)))
 
     assert drawn.rows[1].severity is None
     assert badge(drawn.rows[1]) == Cell("ok", Level.OK)
-    assert cells_of(alert_box(drawn, 80, 10), STALE)[0].level is Level.DIM
+    assert cells_of(alert_panel(drawn, 80, 10), STALE)[0].level is Level.DIM
     assert "✖" not in page([header_line(drawn, COLUMNS)])
 
 
@@ -101,7 +101,7 @@ def test_the_banner_of_a_hang_its_rank_and_the_header_have_the_severity_of_its_a
     monitor = with_alerts(hang)
     for rank in range(4):
         monitor.state.apply(make_beat(rank, 6, phase_ns=0), 1)
-    drawn = picture_now(monitor)
+    drawn = current_view(monitor)
     mark, level, _ = MARKS[severity]
 
     assert hang_lines(drawn, COLUMNS)[0][0] == Cell(f"{mark} ", level)
@@ -113,7 +113,7 @@ def test_the_banner_of_a_hang_its_rank_and_the_header_have_the_severity_of_its_a
 
 def test_rows_are_redrawn_when_a_severity_changes():
     monitor = with_alerts(opened())
-    drawn = picture_now(monitor)
+    drawn = current_view(monitor)
     assert refreshed_view(drawn) is not None
 
     monitor.book.open[RULE, "rank 1"] = opened(severity=Severity.CRITICAL)

@@ -1,4 +1,4 @@
-"""Alerts in hindsight: screen, replay, report and export tell each as it was at its worst, in the same words."""
+"""Recorded alerts: screen, replay, report and export show each at its worst, with the same text."""
 
 from __future__ import annotations
 
@@ -26,13 +26,14 @@ from ddpwatch.recording.reader import Recorded
 from ddpwatch.recording.schema import ALERTS
 from ddpwatch.recording.writer import Recorder
 from ddpwatch.session.playback import Playback
-from ddpwatch.simulator.scenario import Fault, Scenario, frames
+from ddpwatch.simulator.scenario import Fault, Scenario
 from ddpwatch.view.alerts.format import iso
 from ddpwatch.view.cells import plain
 from ddpwatch.view.run_view import run_view
 from ddpwatch.view.summary import summary_lines
 from tests.builders.fake_rank import make_beat, make_hello, make_step
 from tests.builders.recordings import frame, make_run, record, straggler
+from tests.builders.scenario_frames import frames
 
 SLOW, ONSET, LASTS, STEPS = 2, 60, 60, 170
 WORST = 20
@@ -40,16 +41,16 @@ FAULTS = (
     Fault((SLOW,), "data", 2.0, onset=ONSET, burst=(WORST, 100_000)),
     Fault((SLOW,), "data", 0.3, onset=ONSET + WORST, burst=(LASTS - WORST, 100_000)),
 )
-"""At its worst at first, and then less until it ends."""
+"""Slowness by step: worst at first, then less until it ends."""
 RUN = Scenario(4, steps=STEPS, spikes=0.0, faults=FAULTS)
 
 
 @pytest.fixture(scope="module", params=["now", "before"], ids=["as it is written", "as it was before"])
-def faded(request, tmp_path_factory):
-    """A recording in which a rank was slow and has become fast again, with the watch that has seen it live. A recorder
-    of before has not kept how alerts were at their worst, nor that they were stale.
+def stale_run(request, tmp_path_factory):
+    """A recording in which a rank was slow for a while, with the monitor of the live run. An older recorder wrote
+    neither the worst of an alert nor its staleness.
     """
-    path = tmp_path_factory.mktemp("faded") / "faded.ddpw"
+    path = tmp_path_factory.mktemp("stale_run") / "stale_run.ddpw"
     run = make_run(RUN.world_size)
     places = [Place(endpoint.rank, endpoint.host, endpoint.pid) for endpoint in run.endpoints]
     monitor = Monitor(RunState(run.id, run.name, run.world_size, places))
@@ -71,7 +72,7 @@ def faded(request, tmp_path_factory):
 
 
 def changes(monitor, written):
-    """What is to be recorded of the alerts, in a recording of before without their staleness."""
+    """Events to be recorded, with `written` as an older version did, without staleness."""
     events = monitor.book.drain()
     return events if written == "now" else [replace(event, alert=as_before(event.alert)) for event in events]
 
@@ -94,8 +95,8 @@ def reported(lines):
     return next(line for line in lines if "straggler" in line).strip()
 
 
-def test_a_straggler_that_has_faded_is_told_as_it_was_at_its_worst_by_all_alike(faded):
-    path, monitor, written = faded
+def test_all_outputs_show_a_stale_straggler_at_its_worst(stale_run):
+    path, monitor, written = stale_run
     alert = monitor.book.open["straggler", f"rank {SLOW}"]
     worst = alert.at_worst.finding
     assert (alert.finding.severity, worst.severity) == (Severity.WARNING, Severity.CRITICAL)
@@ -130,12 +131,12 @@ def test_a_straggler_that_has_faded_is_told_as_it_was_at_its_worst_by_all_alike(
         assert shown.finding.message == worst.message
         assert replayed == live
     else:
-        # As bad as was told when it changed.
+        # As bad as the last event reported.
         assert replayed.startswith(f"✖ straggler     {shown.finding.message}")
 
 
-def test_without_words_of_the_end_nobody_says_that_it_was_not_seen_any_more(faded):
-    path, _, _ = faded
+def test_without_recorded_texts_no_output_calls_the_alert_stale(stale_run):
+    path, _, _ = stale_run
     copy = path.with_name("events.ddpw")
     copy.write_bytes(path.read_bytes())
     with closing(sqlite3.connect(copy)) as database, database:
@@ -148,8 +149,8 @@ def test_without_words_of_the_end_nobody_says_that_it_was_not_seen_any_more(fade
     assert not shown.stale
 
 
-def test_words_of_the_end_are_known_beside_those_of_the_worst_moment(faded):
-    path, monitor, _ = faded
+def test_the_final_text_is_kept_beside_the_worst(stale_run):
+    path, monitor, _ = stale_run
     with closing(Recorded(path)) as recorded:
         (alert,) = [each for each in recalled(recorded, recorded.attempts[0]) if each.finding.rule == "straggler"]
 
@@ -158,8 +159,8 @@ def test_words_of_the_end_are_known_beside_those_of_the_worst_moment(faded):
 
 
 def waited(path, *, stuck, reason):
-    """A recording of a run in which rank 1 waited for rank 0 at step 55; its recorder has not closed the alert on it.
-    `stuck` = no step came after that. With a reason, both ranks say goodbye.
+    """A recording in which rank 1 waited for rank 0 at step 55, and the recorder left the alert open. `stuck` = no step
+    came after that. With a reason, both ranks send a goodbye.
     """
     reported = [frame(make_hello(rank, 1, world_size=2), 1) for rank in range(2)]
     for first in range(0, 55 if stuck else 60, 5):
@@ -178,9 +179,7 @@ def waited(path, *, stuck, reason):
     [(False, "exit", True), (False, "", True), (True, "exit", True), (True, "failed", False), (True, "", False)],
     ids=["it went on and ended", "it went on", "it ended well", "it was ended in it", "it waits"],
 )
-def test_a_hang_that_the_run_came_out_of_is_open_nowhere_at_the_end_though_its_recorder_left_it_so(
-    tmp_path, stuck, reason, over
-):
+def test_a_hang_that_the_run_recovered_from_is_closed_even_if_its_recorder_left_it_open(tmp_path, stuck, reason, over):
     path = waited(tmp_path / "late.ddpw", stuck=stuck, reason=reason)
     with closing(Recorded(path)) as recorded:
         (attempt,) = recorded.attempts
@@ -199,6 +198,6 @@ def test_a_hang_that_the_run_came_out_of_is_open_nowhere_at_the_end_though_its_r
     assert listed["closed_step"] == ((54 if stuck else 59) if over else None)
     assert ("Stuck at the end" in reported) is not over
     assert ("hung at the end" in reported) is not over
-    # While a run goes on, its alerts linger; that it is not so any more is said at once.
+    # During a run alerts have a close delay; recovery is shown at once.
     assert any(alert.key == ("stall", "group 0") for alert in shown.fresh) is not over
     assert len(monitor.book.open) + len(monitor.book.closed) == 1

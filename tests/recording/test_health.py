@@ -1,4 +1,4 @@
-"""What is wrong with a recording, in words; and what cannot be said of one any more."""
+"""Texts about a recording's damage, and what is not claimed of a damaged one."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from tests.view.pages import make_monitor, make_run_view, page
         (Damage(1, 0, 9, partly=True), "1 part could not be read, as far as it was read", "1+ parts unreadable"),
     ],
 )  # fmt: skip
-def test_damage_in_words(damage, sentence, mark):
+def test_damage_texts(damage, sentence, mark):
     assert damage_sentence(damage) == f"The recording is damaged: {sentence}."
     assert damage_mark(damage) == mark
 
 
 @pytest.mark.parametrize("alerts", [False, True])
-def test_where_alerts_may_be_missing_it_is_not_said_that_there_was_none(alerts):
+def test_possibly_missing_alerts_are_not_reported_as_none(alerts):
     calm = replace(make_run_view(make_monitor(), replayed=True), alerts=(), closed=())
     hurt = replace(calm, damage=Damage(1, 4, 90, alerts=alerts))
     summary = page(summary_lines(hurt, 120, 60, duration_s=5.0))

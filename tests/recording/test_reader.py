@@ -1,4 +1,4 @@
-"""A recording that is damaged, foreign, hostile, or none: a clear line, and what can be read is read."""
+"""Damaged, foreign and hostile files: a clear error, and every readable row is read."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import zstandard
 
 from ddpwatch.recording import writer as recorder_module
 from ddpwatch.recording.alerts import reported
-from ddpwatch.recording.database import lacks_its_log
+from ddpwatch.recording.database import lacks_wal
 from ddpwatch.recording.reader import Recorded
 from ddpwatch.recording.schema import APPLICATION_ID, PAGE_BYTES, SCHEMA, TABLES, NoRecording, Unreadable
 from ddpwatch.recording.steps import Readout
@@ -32,7 +32,7 @@ def finished(tmp_path_factory):
     """A recording of a real run, as bytes."""
     path = tmp_path_factory.mktemp("finished") / "run.ddpw"
     with pytest.MonkeyPatch.context() as patch:
-        # Smaller parts, so that there are more of them to lose.
+        # Smaller portions, so that there are more rows to lose.
         patch.setattr(recorder_module, "PORTION_NS", 100_000_000)
         patch.setattr(recorder_module, "CHECKPOINT_FRAMES", 100)
         patch.setattr(recorder_module, "CHECKPOINT_FRAMES_PER_RANK", 0)
@@ -42,7 +42,7 @@ def finished(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def unfinished(tmp_path_factory):
-    """The same as a killed recorder leaves it: bytes of the file and of its log."""
+    """The same as a killed recorder leaves it: bytes of the file and of its WAL."""
     folder = tmp_path_factory.mktemp("unfinished")
     with closing(Recorder(folder / "run.ddpw")) as recorder:
         follow(recorder, real_frames())
@@ -56,7 +56,7 @@ def path(tmp_path):
 
 
 def read_all(path):
-    """All that anybody reads of a recording; payloads and how many parts were damaged."""
+    """Read everything in a recording; returns payloads and the number of damaged parts."""
     with closing(Recorded(path)) as recording:
         payloads = []
         for attempt in recording.attempts:
@@ -71,7 +71,7 @@ def read_all(path):
 
 
 def read_or_refused(path):
-    """The same, or nothing where it is refused in a line that names the file."""
+    """The same, or nothing if it is refused with an error that names the file."""
     try:
         return read_all(path)
     except (NoRecording, Unreadable) as error:
@@ -81,7 +81,7 @@ def read_or_refused(path):
 
 
 def changed(path, *statements):
-    """Do this to the database."""
+    """Execute statements on the database."""
     with closing(sqlite3.connect(path, isolation_level=None)) as database:
         for statement, *values in statements:
             database.execute(statement, values)
@@ -93,7 +93,7 @@ def is_part_of(some, whole):
     return all(any(each == other for other in left) for each in some)
 
 
-def test_what_was_cut_off_anywhere_is_read_up_to_there(path, finished):
+def test_a_truncated_file_is_read_up_to_the_cut(path, finished):
     whole = [frame.payload for frame in real_frames()]
     chance = random.Random(7)
     read = []
@@ -111,8 +111,8 @@ def test_what_was_cut_off_anywhere_is_read_up_to_there(path, finished):
 
 
 @pytest.mark.parametrize("wrong", [0xFF, 0x87, ord("!")])
-def test_one_wrong_byte_in_what_the_tables_are_costs_no_frame(path, finished, wrong):
-    """SQLite's own words may then hold it, and be no text."""
+def test_one_wrong_byte_in_the_schema_costs_no_frame(path, finished, wrong):
+    """SQLite's error message may then contain invalid UTF-8."""
     data = bytearray(finished)
     for at in [at for at in range(len(data)) if data.startswith(b"CREATE INDEX block_by_time", at)]:
         data[at + 30] = wrong
@@ -123,7 +123,7 @@ def test_one_wrong_byte_in_what_the_tables_are_costs_no_frame(path, finished, wr
     assert payloads == [frame.payload for frame in real_frames()]
 
 
-def test_what_was_written_over_anywhere_costs_only_that(path, finished):
+def test_overwritten_bytes_cost_only_the_rows_in_them(path, finished):
     whole = [frame.payload for frame in real_frames()]
     chance = random.Random(8)
     counts = []
@@ -140,8 +140,8 @@ def test_what_was_written_over_anywhere_costs_only_that(path, finished):
     assert min(counts) > len(whole) // 2
 
 
-def test_without_the_root_of_the_blocks_steps_are_read_from_checkpoints(path, finished):
-    """The most that one lost page can cost: SQLite finds no block without it."""
+def test_without_the_root_page_of_blocks_steps_are_read_from_checkpoints(path, finished):
+    """The worst page to lose: SQLite finds no block without it."""
     path.write_bytes(finished)
     with closing(sqlite3.connect(path)) as database:
         (root,) = database.execute("SELECT rootpage FROM sqlite_master WHERE name = 'block'").fetchone()
@@ -156,8 +156,8 @@ def test_without_the_root_of_the_blocks_steps_are_read_from_checkpoints(path, fi
 
 
 @pytest.mark.parametrize("moved", [0, 1_000_000])
-def test_behind_rows_that_are_lost_the_next_are_found_however_large_their_numbers(path, finished, moved):
-    """A recorder with a limit lets the oldest rows go, so that the first number may be any."""
+def test_rows_after_lost_ones_are_found_whatever_their_ids(path, finished, moved):
+    """Retention removes the oldest rows, so that the first id may be any."""
     path.write_bytes(finished)
     changed(path, (f"UPDATE block SET id = -id - {moved}",), ("UPDATE block SET id = -id",), ("VACUUM",))
     whole, _ = read_all(path)
@@ -179,8 +179,8 @@ def test_behind_rows_that_are_lost_the_next_are_found_however_large_their_number
 @pytest.mark.parametrize(
     "content", [bytes(PAGE_BYTES), random.Random(9).randbytes(PAGE_BYTES)], ids=["nothing", "noise"]
 )
-def test_whatever_page_is_lost_no_event_of_an_alert_goes_without_a_word(path, finished, content):
-    """Each in turn; of many alerts, so that they have pages of their own."""
+def test_a_lost_page_never_hides_alert_events_silently(path, finished, content):
+    """Loses each page in turn; many alerts, so that they have pages of their own."""
     path.write_bytes(finished)
     copy = "INSERT INTO alert (attempt, at_ns, kind, event) SELECT attempt, at_ns, kind, event FROM alert"
     changed(path, *5 * [(copy,)], ("PRAGMA wal_checkpoint(TRUNCATE)",), ("PRAGMA journal_mode = DELETE",))
@@ -200,13 +200,13 @@ def test_whatever_page_is_lost_no_event_of_an_alert_goes_without_a_word(path, fi
 
 
 def events_of(path):
-    """What was told of alerts, and whether it is said that some of it may be missing."""
+    """Events of alerts, and whether the reader reports that some may be missing."""
     with closing(Recorded(path)) as recording:
         return [row.event for row in recording.alerts()], recording.alerts_hurt
 
 
 @pytest.mark.parametrize("part", ["file", "log"])
-def test_a_killed_recorders_file_may_be_damaged_as_well(path, unfinished, part):
+def test_the_file_of_a_killed_recorder_may_be_damaged_too(path, unfinished, part):
     whole = [frame.payload for frame in real_frames()]
     file, log = unfinished
     chance = random.Random(9)
@@ -226,7 +226,7 @@ def test_a_killed_recorders_file_may_be_damaged_as_well(path, unfinished, part):
         assert is_part_of(payloads, whole)
 
 
-def test_a_damaged_recording_can_be_recorded_into_or_is_refused_in_a_line(path, finished):
+def test_recording_into_a_damaged_file_works_or_is_refused_with_a_reason(path, finished):
     chance = random.Random(10)
     for _ in range(10):
         path.with_name("run.ddpw-wal").unlink(missing_ok=True)
@@ -247,7 +247,7 @@ def test_a_damaged_recording_can_be_recorded_into_or_is_refused_in_a_line(path, 
         (lambda path: changed(path, ("CREATE TABLE t (a)",)), Unreadable, "of another program"),
     ],
 )
-def test_what_is_no_recording_is_refused_by_name(path, make, kind, words):
+def test_other_files_are_refused_by_name(path, make, kind, words):
     make(path)
 
     with pytest.raises(kind, match=words):
@@ -257,7 +257,7 @@ def test_what_is_no_recording_is_refused_by_name(path, make, kind, words):
             Recorder(path)
 
 
-def test_a_newer_one_is_refused_with_its_version(path):
+def test_a_newer_schema_is_refused_with_its_version(path):
     copied(path)
     changed(path, (f"PRAGMA user_version = {SCHEMA + 1}",))
 
@@ -272,7 +272,7 @@ def test_a_newer_one_is_refused_with_its_version(path):
     [(0, bytes(4096)), (0, b"\xff" * 100), (60, b"\x00\x6e\x00\x01"), (68, b"oops")],
     ids=["first page", "header", "schema", "program"],
 )
-def test_one_whose_beginning_is_damaged_is_no_foreign_file_and_all_the_rest_is_read(path, finished, at, damage):
+def test_a_damaged_header_is_recovered_and_all_rows_are_read(path, finished, at, damage):
     path.write_bytes(finished)
     whole, _ = read_all(path)
     path.write_bytes(finished[:at] + damage + finished[at + len(damage) :])
@@ -285,46 +285,46 @@ def test_one_whose_beginning_is_damaged_is_no_foreign_file_and_all_the_rest_is_r
         Recorder(path)
 
 
-def test_a_file_that_was_copied_without_its_log_says_where_the_rest_is(path, unfinished):
+def test_a_copy_without_its_wal_names_the_missing_file(path, unfinished):
     path.write_bytes(unfinished[0])
 
     with pytest.raises(NoRecording, match=r"nothing was recorded in .*, or what was is in run.ddpw-wal, which is not"):
         Recorded(path)
-    assert lacks_its_log(path)
+    assert lacks_wal(path)
     assert [each.name for each in path.parent.iterdir()] == ["run.ddpw"]
     path.with_name("run.ddpw-wal").write_bytes(unfinished[1])
-    assert not lacks_its_log(path)
+    assert not lacks_wal(path)
 
 
-def test_one_that_was_read_while_its_recorder_closed_it_is_whole(path):
+def test_a_file_read_while_its_recorder_closed_it_is_complete(path):
     recorder = Recorder(path)
     follow(recorder, real_frames())
     wait_for(lambda: recorder.written == len(real_frames()))
     with closing(Recorded(path)):
-        # As long as somebody reads it, SQLite keeps it going by a log.
+        # While another process reads it, SQLite keeps WAL mode.
         recorder.close()
     whole, damaged = read_all(path)
 
     assert (len(whole), damaged) == (len(real_frames()), 0)
-    assert not lacks_its_log(path)
+    assert not lacks_wal(path)
     for log in path.parent.glob("run.ddpw-*"):
         log.unlink()
-    assert not lacks_its_log(path), "a copy of the file alone is whole, too"
+    assert not lacks_wal(path), "a copy of the file alone is whole, too"
     assert read_all(path) == (whole, 0)
 
 
-def test_one_that_waits_for_a_run_says_so(path):
+def test_a_recorder_that_waits_for_a_run_is_named(path):
     with closing(Recorder(path)), pytest.raises(NoRecording, match=f"yet: process {os.getpid()} waits for a run"):
         Recorded(path)
 
 
-def test_where_nothing_may_be_written_the_log_is_read_as_well(path, unfinished, tmp_path):
+def test_the_wal_is_read_in_a_read_only_directory(path, unfinished, tmp_path):
     path.write_bytes(unfinished[0])
     path.with_name("run.ddpw-wal").write_bytes(unfinished[1])
     whole, _ = read_all(path)
     place = tmp_path / "place"
     place.mkdir()
-    # As a read-only disk: of a directory that may not be written root takes no notice.
+    # Simulates a read-only disk, because root ignores the permissions of a directory.
     mounted = ["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", place]
     if subprocess.run(mounted, capture_output=True, check=False).returncode:
         pytest.skip("needs the right to mount a tmpfs")
@@ -338,7 +338,7 @@ def test_where_nothing_may_be_written_the_log_is_read_as_well(path, unfinished, 
         subprocess.run(["umount", place], check=True)
 
 
-def test_one_with_nothing_in_it_says_so(path):
+def test_an_empty_recording_is_reported(path):
     changed(path, (f"PRAGMA application_id = {APPLICATION_ID}",), *((table,) for table in TABLES))
 
     with pytest.raises(NoRecording, match="nothing was recorded"):
@@ -346,7 +346,7 @@ def test_one_with_nothing_in_it_says_so(path):
 
 
 @pytest.mark.parametrize("damage", ["last_ns = last_ns - 177000000000", "first_ns = first_ns + 99000000000"])
-def test_a_time_that_cannot_be_does_not_make_it_longer(path, damage):
+def test_an_impossible_time_does_not_extend_the_attempt(path, damage):
     copied(path)
     with closing(Recorded(path)) as recording:
         (attempt,) = recording.attempts
@@ -356,7 +356,7 @@ def test_a_time_that_cannot_be_does_not_make_it_longer(path, damage):
         assert (recording.attempts[0].first_ns, recording.attempts[0].last_ns) == (attempt.first_ns, attempt.last_ns)
 
 
-def test_a_description_that_is_lost_is_found_in_the_frames(path):
+def test_a_lost_description_is_restored_from_frames(path):
     copied(path)
     changed(path, ("UPDATE attempt SET run = x'00'",))
 
@@ -375,7 +375,7 @@ TIMELESS = zstandard.ZstdCompressor().compress(msgspec.msgpack.encode([[1], [2**
 
 @pytest.mark.parametrize("table", ["block", "checkpoint"])
 @pytest.mark.parametrize("data", [BOMB, CLAIM, MANY, UNEVEN, TIMELESS, b"", b"\0" * 100], ids=str)
-def test_hostile_blocks_are_passed_over_and_counted(path, table, data):
+def test_hostile_blocks_are_skipped_and_counted(path, table, data):
     copied(path)
     frames = "WHERE shard >= 0" if table == "block" else ""
     changed(path, (f"UPDATE {table} SET data = ? WHERE id = (SELECT max(id) FROM {table} {frames})", data))
@@ -409,7 +409,7 @@ def test_hostile_blocks_are_passed_over_and_counted(path, table, data):
         "INSERT INTO gap VALUES (1, 'a', 'b', 'c')",
     ],
 )
-def test_values_of_the_wrong_kind_are_passed_over(path, statement):
+def test_values_of_the_wrong_type_are_skipped(path, statement):
     copied(path)
     changed(path, (statement,))
     payloads, _ = read_all(path)
@@ -417,8 +417,8 @@ def test_values_of_the_wrong_kind_are_passed_over(path, statement):
     assert len(payloads) > 300 or "portion = 5" in statement
 
 
-def test_tables_that_are_none_are_never_asked(path):
-    """A view may compute for ever. The rows that are there are read without it."""
+def test_views_in_place_of_tables_are_never_queried(path):
+    """A view may compute forever. The existing rows are read without it."""
     copied(path)
     endless = (
         "WITH RECURSIVE r(x) AS (SELECT 1 UNION ALL SELECT x FROM r) SELECT x AS id, x AS run, x AS began_ns FROM r"
@@ -430,7 +430,7 @@ def test_tables_that_are_none_are_never_asked(path):
     assert len(payloads) == len(real_frames())
 
 
-def test_it_is_read_where_nothing_may_be_written(path, tmp_path):
+def test_a_recording_is_read_in_a_read_only_directory(path, tmp_path):
     copied(path)
     place = tmp_path / "locked"
     place.mkdir()

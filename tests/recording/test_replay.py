@@ -1,4 +1,4 @@
-"""A recording as a source: the times of then, at whatever pace, without a clock of this machine."""
+"""A recording as a source: recorded times at any pace, with a simulated clock."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.builders.kept_runs import SECOND_NS, UNIX_NS, received, record, recor
 
 
 class Clock:
-    """Time that passes when a test says so, or somebody sleeps."""
+    """Clock that advances only by `sleep`."""
 
     def __init__(self) -> None:
         self.now_ns = 5 * SECOND_NS
@@ -48,7 +48,7 @@ def replay(recorded: Recorded, clock: Clock, *, at_s: float = 0.0, speed: float 
     return Replay(recorded, attempt, pace, start=start, end_ns=attempt.last_ns, sleep=clock.sleep)
 
 
-def test_time_in_a_recording_passes_as_fast_as_it_is_played_and_not_while_it_stands_still(clock):
+def test_the_pace_follows_speed_pause_and_hold(clock):
     pace = Pace(1000 * SECOND_NS, 10.0, clock=clock)
     clock.sleep(2)
     assert pace.now_ns == 1020 * SECOND_NS
@@ -69,7 +69,7 @@ def test_time_in_a_recording_passes_as_fast_as_it_is_played_and_not_while_it_sta
 
 
 @pytest.mark.parametrize("speed", [0.5, 1.0, 40.0])
-def test_frames_come_when_they_are_due_and_carry_the_times_of_then(path, clock, speed):
+def test_frames_come_when_due_with_their_recorded_times(path, clock, speed):
     with closing(Recorded(path)) as recorded:
         source = replay(recorded, clock, speed=speed)
         began_ns, first_ns = clock.now_ns, recorded.attempts[0].first_ns
@@ -90,7 +90,7 @@ def test_frames_come_when_they_are_due_and_carry_the_times_of_then(path, clock, 
         assert [(frame.topic, frame.payload) for frame in frames] == [(entry.topic, entry.payload) for entry in kept]
 
 
-def test_who_cannot_keep_up_is_waited_for(path, clock):
+def test_time_waits_for_a_slow_viewer(path, clock):
     with closing(Recorded(path)) as recorded:
         source = replay(recorded, clock)
         while isinstance(source.poll(0), Frame):
@@ -102,7 +102,7 @@ def test_who_cannot_keep_up_is_waited_for(path, clock):
         assert not source.at_end
 
 
-def test_at_its_end_time_stands_still_and_it_says_so(path, clock):
+def test_time_stops_at_the_end(path, clock):
     with closing(Recorded(path)) as recorded:
         source = replay(recorded, clock, at_s=8.0)
         last_ns = recorded.attempts[0].last_ns
@@ -114,7 +114,7 @@ def test_at_its_end_time_stands_still_and_it_says_so(path, clock):
         assert source.pace.now_ns == last_ns
 
 
-def test_a_recording_that_is_still_written_goes_on_where_it_ended(tmp_path, clock):
+def test_a_growing_recording_continues_where_it_ended(tmp_path, clock):
     frames = received("slow-backward")
     half, path = len(frames) // 2, tmp_path / "growing.ddpw"
     with closing(recorder_at(path)) as recorder:
@@ -138,7 +138,7 @@ def test_a_recording_that_is_still_written_goes_on_where_it_ended(tmp_path, cloc
         assert len(payloads) >= len(frames) - 1
 
 
-def test_what_is_damaged_is_passed_over(path, tmp_path, clock):
+def test_damaged_parts_are_skipped(path, tmp_path, clock):
     torn = tmp_path / "torn.ddpw"
     torn.write_bytes(path.read_bytes())
     with closing(sqlite3.connect(torn)) as database:
@@ -155,7 +155,7 @@ def test_what_is_damaged_is_passed_over(path, tmp_path, clock):
         assert recorded.damaged >= 2
 
 
-def test_long_silence_is_passed_over_without_reading_it_bit_by_bit(tmp_path, clock):
+def test_long_silence_is_skipped_with_few_queries(tmp_path, clock):
     path = tmp_path / "gap.ddpw"
     frames = received("slow-backward", upto_s=3.0)
     week_ns = 7 * 86_400 * SECOND_NS
@@ -178,7 +178,7 @@ spans = st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 10**6)), min_si
 
 
 @given(spans, st.integers(-(10**6), 10**7))
-def test_every_moment_of_a_reel_has_one_place_and_the_other_way_round(gaps, passed_ns):
+def test_moments_and_offsets_of_a_reel_map_one_to_one(gaps, passed_ns):
     at_ns, made = 0, []
     for gap, length in gaps:
         made.append(Span(at_ns + gap + 1, at_ns + gap + 1 + length))

@@ -1,4 +1,4 @@
-"""Every step that stands in a recording is read, in whatever order the frames came."""
+"""Every recorded step is read, in whatever order the frames arrived."""
 
 from contextlib import closing
 
@@ -36,9 +36,9 @@ def steps_of(windows):
 
 @pytest.mark.parametrize("gap", [60, 200, 500, 580])
 @pytest.mark.parametrize("before", [1, 8, 16])
-def test_steps_between_two_recorders_are_read_from_histories_that_come_after_live_steps(tmp_path, gap, before):
-    """One recorder is killed, the next goes on into the file: it hears live steps first, then one history after the
-    other, with looks at how far the ranks are between all of them.
+def test_steps_between_two_recorders_are_read_from_later_histories(tmp_path, gap, before):
+    """A recorder is killed and the next continues the file: it receives live steps first, then one history after the
+    other, with checks for ready steps between them.
     """
     world, killed = 3, 300
     again, end = killed + gap, killed + gap + 400
@@ -57,8 +57,8 @@ def test_steps_between_two_recorders_are_read_from_histories_that_come_after_liv
     assert all(window.complete for window in windows)
 
 
-def test_steps_that_nobody_has_are_given_up_and_those_after_them_are_read(tmp_path):
-    """Longer away than histories reach, and again before the first gap is given up; then far more than that."""
+def test_steps_missing_everywhere_are_skipped_and_later_ones_read(tmp_path):
+    """A gap longer than histories reach, another before the first is skipped, then a far longer one."""
     world = 2
     frames = [history(rank, 0, world) for rank in range(world)]
     parts = [range(1, 300), range(310, 500), range(510, 900), range(100_000_000, 100_000_700)]
@@ -74,8 +74,8 @@ def test_steps_that_nobody_has_are_given_up_and_those_after_them_are_read(tmp_pa
     assert readout.skipped == 100_000_000 - 900 + 20
 
 
-def test_what_a_host_that_was_away_tells_when_it_is_back_is_read_with_the_others(tmp_path):
-    """Its ranks fell silent for 300 steps; the viewer connects again, and their histories come after live steps."""
+def test_histories_of_a_host_that_came_back_are_aligned_with_the_others(tmp_path):
+    """Its ranks were silent for 300 steps; after the reconnect their histories come after live steps."""
     world, away, back, end = 4, range(2, 4), 500, 900
     at_ns = [index * S // 10 for index in range(end)]
     frames = [history(rank, 0, world) for rank in range(world)]
@@ -93,7 +93,7 @@ def test_what_a_host_that_was_away_tells_when_it_is_back_is_read_with_the_others
 
 
 @pytest.mark.parametrize("gone", [60, 129, 200, 255, 383, 1000])
-def test_a_host_that_stays_away_keeps_nothing_from_being_read(tmp_path, gone):
+def test_a_host_that_stays_away_does_not_block_the_others(tmp_path, gone):
     world, end = 4, 2000
     frames = [history(rank, 0, world) for rank in range(world)]
     frames += [
@@ -109,8 +109,8 @@ def test_a_host_that_stays_away_keeps_nothing_from_being_read(tmp_path, gone):
     assert {window.ranks for window in windows} == {(0, 1, 2, 3), (0, 1)}
 
 
-def test_of_a_long_recording_of_many_steps_a_second_none_is_lost_between_two_looks(tmp_path):
-    """So many frames that looks are as rare as they get, and more steps in them than are kept of a rank."""
+def test_fast_steps_are_not_overwritten_between_two_checks(tmp_path):
+    """Enough frames for the longest interval between checks, with more steps in it than a ring holds."""
     count, each = BETWEEN_LOOKS * LOOKS // 16, 4
     steps = [make_step(index) for index in range(1, count * each + 1)]
     frames = [history(0, 0, 1)]
@@ -120,7 +120,7 @@ def test_of_a_long_recording_of_many_steps_a_second_none_is_lost_between_two_loo
     record(tmp_path / "fast.ddpw", frames, 1, run=make_run(1))
     with closing(Recorded(tmp_path / "fast.ddpw")) as recorded:
         readout = Readout(recorded, recorded.attempts[0])
-        # As of a recording that is sixteen times as long.
+        # As in a recording that is sixteen times as long.
         readout.frames *= 16
         windows = list(readout.windows(unusual=True))
 

@@ -1,4 +1,4 @@
-"""What goes into a recording comes out of it again: frames, alerts, moments to begin at, several attempts, the end."""
+"""Round trip of a recording: frames, alerts, checkpoints, several attempts, the end."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from tests.recordings.make import RUN_ID
 OTHER_ID = "0123456789abcdef"
 S = 1_000_000_000
 PACE = 9 * S // 10
-"""Of frames without ticks between them, which a recorder of a real run hears: less than two portions apart."""
+"""Nanoseconds between frames without ticks, as in a real run: less than two portions."""
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ def path(tmp_path):
 
 @pytest.fixture
 def recorded(path):
-    """Opens the recording anew each time; all are closed at the end."""
+    """Opens the recording at each call; all are closed at the end."""
     opened = []
 
     def open_it():
@@ -67,7 +67,7 @@ def outline(events):
 
 
 def beats(count, every_ns, world=4, first_seq=1):
-    """Frames of ranks that live and do little else, `every_ns` apart. They come a little later: it is recorded then."""
+    """Heartbeats of ranks, `every_ns` apart, received slightly later."""
     began_ns = time.monotonic_ns() + S
     frames = []
     for number in range(count):
@@ -82,7 +82,7 @@ def beats(count, every_ns, world=4, first_seq=1):
     return frames
 
 
-def test_frames_come_back_bit_for_bit_and_in_order(path, recorded):
+def test_frames_are_read_back_unchanged_and_in_order(path, recorded):
     frames = real_frames()
     kept(path, frames)
 
@@ -100,7 +100,7 @@ def test_frames_come_back_bit_for_bit_and_in_order(path, recorded):
 
 
 @pytest.mark.parametrize("name", ["slow-backward", "hang"])
-def test_a_replay_is_judged_as_the_run_was_and_recalls_what_was_told(path, recorded, name):
+def test_a_replay_evaluates_like_the_live_run_and_has_its_recorded_alerts(path, recorded, name):
     live = kept(path, real_frames(name))
 
     recording = recorded()
@@ -118,7 +118,7 @@ def test_a_replay_is_judged_as_the_run_was_and_recalls_what_was_told(path, recor
     with_worst = recalled.book.drain()
 
     assert live
-    # Live begins to judge when all histories are there, and rules by time may change their mind a moment later.
+    # A live run evaluates once all histories have arrived, and rules by time may change a moment later.
     opened = [event for event in outline(live) if event[0] == "opened"]
     assert [event for event in outline(judged.book.drain()) if event[0] == "opened"] == opened
     assert outline(with_worst) == outline(live)
@@ -128,7 +128,7 @@ def test_a_replay_is_judged_as_the_run_was_and_recalls_what_was_told(path, recor
     }
 
 
-def test_the_end_is_in_it_with_what_was_judged_at_the_very_end_and_the_silence_after_the_last_frame(path, recorded):
+def test_the_end_is_recorded_with_its_last_alerts_and_the_silence_after_it(path, recorded):
     frames = real_frames()[:200]
     last_ns = frames[-1].received_ns
     with closing(Recorder(path)) as recorder:
@@ -173,7 +173,7 @@ def test_a_checkpoint_brings_an_empty_state_to_its_moment(path, recorded):
     assert measure(state).step_ns == measure(whole).step_ns
 
 
-def test_a_rank_that_nobody_expected_has_its_steps_in_its_message_as_on_the_wire():
+def test_an_unexpected_rank_has_its_steps_in_its_message():
     assert tuple(field.name for field in msgspec.structs.fields(wire.Step))[: len(COLUMNS)] == COLUMNS
     late, beyond = MAX_EXPECTED, MAX_EXPECTED + 8
     state = RunState(RUN_ID, "demo", beyond)
@@ -190,7 +190,7 @@ def test_a_rank_that_nobody_expected_has_its_steps_in_its_message_as_on_the_wire
     assert len(snap.steps) == CHECKPOINT_STEPS
 
 
-def test_before_a_rank_has_spoken_there_is_no_checkpoint_and_soon_after_there_is_one(path, recorded):
+def test_the_first_checkpoint_comes_soon_after_the_first_message(path, recorded):
     frames = beats(8, S // 2)
     early = [frame._replace(topic=b"x", payload=b"\xc1", received_ns=frames[0].received_ns - 3 * S) for frame in frames]
     kept(path, [*early, *frames])
@@ -201,7 +201,7 @@ def test_before_a_rank_has_spoken_there_is_no_checkpoint_and_soon_after_there_is
     assert recording.checkpoint(attempt, attempt.first_ns + 5 * S).payloads
 
 
-def test_the_same_run_goes_on_and_another_is_the_next_attempt(path, recorded):
+def test_the_same_run_continues_its_attempt_and_another_starts_the_next(path, recorded):
     kept(path, beats(4, S // 4))
     before = recorded()
     numbers = [entry.position for entry in before.entries(before.attempts[0])]
@@ -221,7 +221,7 @@ def test_the_same_run_goes_on_and_another_is_the_next_attempt(path, recorded):
     assert portions == sorted(set(portions))
 
 
-def test_what_was_open_when_a_recorder_ended_is_closed_by_who_goes_on_and_judges_anew(path, recorded):
+def test_the_next_recorder_closes_alerts_that_the_last_one_left_open(path, recorded):
     first = kept(path)
     until_ns = recorded().attempts[0].last_ns
     kept(path)
@@ -234,7 +234,7 @@ def test_what_was_open_when_a_recorder_ended_is_closed_by_who_goes_on_and_judges
     ended = [(at_ns, event.alert) for at_ns, event in events if event.kind == "closed" and event.alert.key in left]
     assert {alert.key for _, alert in ended[: len(left)]} == left
     assert {at_ns for at_ns, _ in ended[: len(left)]} == {until_ns}
-    # Nobody has judged at that moment which step it was.
+    # No rule was evaluated at that moment, so its step is unknown.
     assert {(alert.closed.step, alert.closed.now_ns) for _, alert in ended[: len(left)]} == {(None, until_ns)}
     for key in left:
         kinds = [event.kind for _, event in events if event.alert.key == key and event.kind != "changed"]
@@ -244,8 +244,8 @@ def test_what_was_open_when_a_recorder_ended_is_closed_by_who_goes_on_and_judges
     assert len(still_open) == len(set(still_open))
 
 
-def test_a_trouble_that_goes_on_after_its_recorder_was_killed_is_one_trouble(path, recorded):
-    """Killed twice: each that goes on into the file judges anew from the histories, and opens it at the same step."""
+def test_an_alert_that_continues_after_its_recorder_was_killed_is_one_alert(path, recorded):
+    """Killed twice: each next recorder evaluates the histories anew, and opens it at the same step."""
     live = kept(path)
     opened = [event.alert for event in live if event.kind == "opened"]
     for _ in range(2):
@@ -267,11 +267,11 @@ def test_a_trouble_that_goes_on_after_its_recorder_was_killed_is_one_trouble(pat
             (alert.key, alert.since) for alert in listed
         }
         assert not book.closed
-        # How it read last comes from the second recorder.
+        # Its last text comes from the second recorder.
         assert max(alert.last.now_ns for alert in book.open.values()) > playback.opened[-1].at_ns
 
 
-def test_a_trouble_that_was_over_when_another_recorder_came_ended_at_no_known_step(path, recorded):
+def test_an_alert_that_ended_between_two_recorders_has_no_end_step(path, recorded):
     left = {event.alert.key for event in kept(path)}
     kept(path, beats(4, S // 4, first_seq=10_000))
 
@@ -285,7 +285,7 @@ def test_a_trouble_that_was_over_when_another_recorder_came_ended_at_no_known_st
         assert dict(alert_facts(listed[key]))["closed"].rpartition(", ")[0].endswith("step not known")
 
 
-def test_an_empty_file_that_was_there_is_left_as_it_was_if_nothing_is_recorded(path):
+def test_an_existing_empty_file_stays_empty_if_nothing_is_recorded(path):
     path.touch()
     Recorder(path).close()
 
@@ -295,8 +295,8 @@ def test_an_empty_file_that_was_there_is_left_as_it_was_if_nothing_is_recorded(p
     assert not path.exists()
 
 
-def test_a_description_that_cannot_be_read_is_counted_as_damage(path, recorded):
-    """The run is known from its frames, but not by whom it was recorded, nor by which limits it was judged."""
+def test_an_unreadable_description_counts_as_damage(path, recorded):
+    """The run is known from its frames, but not its recorder's version and thresholds."""
     kept(path)
     assert recorded().damaged == 0
     with closing(sqlite3.connect(path)) as database, database:
@@ -310,7 +310,7 @@ def test_a_description_that_cannot_be_read_is_counted_as_damage(path, recorded):
     assert recording.damaged == 1
 
 
-def test_a_clock_that_was_set_back_does_not_mix_old_and_new(path, recorded, monkeypatch):
+def test_a_clock_set_back_does_not_mix_old_and_new_frames(path, recorded, monkeypatch):
     kept(path, beats(4, S // 4))
     now_ns = time.time_ns()
     monkeypatch.setattr(recorder_module.time, "time_ns", lambda: now_ns - 3600 * S)
@@ -321,8 +321,8 @@ def test_a_clock_that_was_set_back_does_not_mix_old_and_new(path, recorded, monk
     assert times_ns == sorted(times_ns)
 
 
-def test_no_address_and_no_key_is_kept(path, recorded):
-    """Fields that a run file has besides those that are named stay out, whatever they are called."""
+def test_addresses_and_keys_are_not_recorded(path, recorded):
+    """Only listed fields of the run file are recorded."""
 
     class Locked(msgspec.Struct):
         rank: int
@@ -344,7 +344,7 @@ def test_no_address_and_no_key_is_kept(path, recorded):
     assert [endpoint.address for endpoint in recorded().attempts[0].run.endpoints] == [""] * 4
 
 
-def test_a_rank_that_comes_late_gets_into_the_description(path, recorded):
+def test_a_late_rank_is_added_to_the_description(path, recorded):
     run = run_file()
     with closing(Recorder(path)) as recorder:
         follow(recorder, real_frames(), msgspec.structs.replace(run, endpoints=run.endpoints[:2]))
@@ -353,7 +353,7 @@ def test_a_rank_that_comes_late_gets_into_the_description(path, recorded):
     assert [(endpoint.rank, endpoint.host) for endpoint in attempt.run.endpoints] == [(r, "node-a") for r in range(4)]
 
 
-def test_only_its_owner_may_read_it_and_one_file_is_left(path):
+def test_only_the_owner_may_read_it_and_a_single_file_is_left(path):
     previous = os.umask(0)
     try:
         recorder = Recorder(path)
@@ -369,13 +369,13 @@ def test_only_its_owner_may_read_it_and_one_file_is_left(path):
     assert [file.name for file in path.parent.iterdir()] == ["run.ddpw"]
 
 
-def test_where_nothing_was_recorded_no_file_is_left(path):
+def test_no_file_is_left_if_nothing_was_recorded(path):
     Recorder(path).close()
 
     assert not list(path.parent.iterdir())
 
 
-def test_where_nothing_was_recorded_a_link_leads_nowhere_as_before(path):
+def test_a_dangling_link_stays_if_nothing_was_recorded(path):
     path.symlink_to(path.with_name("elsewhere.ddpw"))
     Recorder(path).close()
 
@@ -392,7 +392,7 @@ def test_a_second_recorder_is_refused_and_a_reader_is_not(path, recorded):
         assert list(recording.entries(recording.attempts[0]))
 
 
-def test_what_is_too_old_goes_and_the_rest_can_be_read_from_its_first_frame_on(path, recorded, monkeypatch):
+def test_retention_by_age_keeps_a_readable_rest(path, recorded, monkeypatch):
     monkeypatch.setattr(retention, "CLEAR_S", 0.0)
     kept(path, beats(600, PACE), keep_s=120.0)
 
@@ -407,9 +407,9 @@ def test_what_is_too_old_goes_and_the_rest_can_be_read_from_its_first_frame_on(p
     assert all(rank.hello is not None and rank.lost == 0 for rank in readout.state.ranks.values())
 
 
-def test_what_is_too_much_goes_and_the_room_is_given_back(path, recorded, monkeypatch):
+def test_retention_by_size_shrinks_the_file(path, recorded, monkeypatch):
     monkeypatch.setattr(retention, "CLEAR_S", 0.0)
-    # What cannot be compressed, in place of every fifth frame: it counts as unreadable.
+    # Every fifth frame is incompressible noise, which counts as unreadable.
     noise = [os.urandom(2000) if number % 5 == 0 else b"" for number in range(4800)]
     frames = zip(beats(600, PACE), noise, strict=True)
     noisy = [frame._replace(topic=b"x", payload=junk) if junk else frame for frame, junk in frames]
@@ -423,7 +423,7 @@ def test_what_is_too_much_goes_and_the_room_is_given_back(path, recorded, monkey
     assert attempt.last_ns - attempt.first_ns > 30 * S
 
 
-def test_an_attempt_that_is_wholly_too_old_goes_with_all_that_was_told(path, recorded, monkeypatch):
+def test_an_expired_attempt_is_removed_with_its_alerts(path, recorded, monkeypatch):
     monkeypatch.setattr(retention, "CLEAR_S", 0.0)
     kept(path)
     with closing(Recorder(path, keep_s=60.0)) as recorder:
@@ -434,18 +434,18 @@ def test_an_attempt_that_is_wholly_too_old_goes_with_all_that_was_told(path, rec
     assert {row.attempt for row in recording.alerts()} <= {recording.attempts[0].id}
 
 
-def test_a_full_disk_is_said_once_and_when_there_is_room_it_goes_on_with_the_gap_counted(path, recorded, monkeypatch):
+def test_a_full_disk_is_reported_once_and_the_gap_is_counted(path, recorded, monkeypatch):
     monkeypatch.setattr(recorder_module, "RETRY_S", 0.02)
     said = []
     frames = beats(100, S)
     with closing(Recorder(path, say=said.append)) as recorder:
-        database = recorder._shelf._database
+        database = recorder._file._database
         follow(recorder, frames[:80])
         wait_for(lambda: not recorder._backlog)
         monkeypatch.setattr(recorder_module, "BACKLOG_BYTES", 20_000)
         database.execute("PRAGMA max_page_count = 1")
         for first in range(80, 640, 20):
-            # By portions: all at once would be one, and small enough for what is left of the last page.
+            # By portions: a single one would fit into the rest of the last page.
             follow(recorder, frames[first : first + 20])
             wait_for(lambda: recorder.trouble or not recorder._backlog)
         assert recorder.trouble
@@ -469,11 +469,11 @@ def test_a_full_disk_is_said_once_and_when_there_is_room_it_goes_on_with_the_gap
     assert len(recording.attempts) == 1
 
 
-def test_a_disk_that_stays_full_ends_in_order(path, monkeypatch):
+def test_a_disk_that_stays_full_does_not_block_closing(path, monkeypatch):
     said = []
     frames = beats(20, S)
     recorder = Recorder(path, say=said.append)
-    recorder._shelf._database.execute("PRAGMA max_page_count = 1")
+    recorder._file._database.execute("PRAGMA max_page_count = 1")
     follow(recorder, frames)
     recorder.close()
 
@@ -482,7 +482,7 @@ def test_a_disk_that_stays_full_ends_in_order(path, monkeypatch):
     assert len(said) == 1
 
 
-def test_a_file_that_was_taken_away_is_said(path):
+def test_a_removed_file_is_reported(path):
     said = []
     with closing(Recorder(path, say=said.append)) as recorder:
         follow(recorder, beats(4, S // 4))
@@ -494,18 +494,18 @@ def test_a_file_that_was_taken_away_is_said(path):
     assert "No such file" in said[0]
 
 
-def test_a_part_that_cannot_be_written_is_counted_and_the_next_is(path, monkeypatch):
+def test_a_portion_that_cannot_be_written_is_counted_and_the_next_is_written(path, monkeypatch):
     said = []
     frames = beats(8, S)
     with closing(Recorder(path, say=said.append)) as recorder:
-        put, fails = recorder._shelf.put, iter([True])
+        put, fails = recorder._file.put, iter([True])
 
         def put_or_fail(portion):
             if next(fails, False):
                 raise ValueError("odd")
             put(portion)
 
-        monkeypatch.setattr(recorder._shelf, "put", put_or_fail)
+        monkeypatch.setattr(recorder._file, "put", put_or_fail)
         follow(recorder, frames)
 
     assert recorder.given_up
@@ -526,7 +526,7 @@ def test_a_part_that_cannot_be_written_is_counted_and_the_next_is(path, monkeypa
         {"finding": None},
     ],
 )
-def test_an_alert_with_impossible_numbers_is_not_read(path, recorded, change):
+def test_alerts_with_impossible_numbers_are_skipped(path, recorded, change):
     copied(path)
     text = msgspec.json.encode(recorded().alerts()[0].event)
     event = msgspec.json.decode(text)
@@ -538,9 +538,7 @@ def test_an_alert_with_impossible_numbers_is_not_read(path, recorded, change):
     assert read_event(msgspec.json.encode(event)) is None
 
 
-def test_how_alerts_read_is_kept_once_in_a_portion_some_at_a_time_and_goes_with_what_it_was_about(
-    path, recorded, monkeypatch
-):
+def test_texts_of_alerts_are_recorded_once_per_portion_and_removed_with_it(path, recorded, monkeypatch):
     monkeypatch.setattr(retention, "CLEAR_S", 0.0)
     frames = beats(800, 2 * S // 5)
     moment = Moment(1, frames[0].received_ns, 0)
@@ -565,12 +563,12 @@ def test_how_alerts_read_is_kept_once_in_a_portion_some_at_a_time_and_goes_with_
     assert together[begin.at_ns] == 100, "all, where one can begin"
     checkpoints = {found.at_ns for found in recording.checkpoints(attempt, -1, 2**60)}
     assert {count for at_ns, count in together.items() if at_ns not in checkpoints} == {recorder_module.MAX_TEXTS}
-    # Those that have waited longest go first, so that each has its turn.
+    # Those written longest ago come first, so that each has its turn.
     some = [alert.key for entry in texts[4:12] for alert in read_alerts(entry.payload)]
     assert len(set(some)) == 100
     assert recording.frames(attempt) == len(list(recording.entries(attempt)))
 
 
 @pytest.mark.parametrize("payload", [b"", b"\xc1", b"{}", msgspec.msgpack.encode({"t": "alerts", "alerts": [1]})])
-def test_what_is_no_text_of_an_alert_is_none(payload):
+def test_malformed_texts_of_alerts_are_ignored(payload):
     assert read_alerts(payload) == []

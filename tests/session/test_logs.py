@@ -1,4 +1,4 @@
-"""Log files become frames: what says something is always told, of the rest the last lines."""
+"""Log files become frames: all lines that match a pattern, and the last of the others."""
 
 import os
 
@@ -26,7 +26,7 @@ ENQUEUED = (
 
 @pytest.fixture
 def logs(tmp_path):
-    """The folder's logs, and a state that they go into."""
+    """Log frames of a folder, and a state that ingests them."""
     frames = LogFrames([str(tmp_path / "*.log")])
     state = RunState("ab12cd34", "train", 4)
     clock = [SECOND]
@@ -54,7 +54,7 @@ def test_the_last_lines_are_shown_and_all_are_counted(tmp_path, logs):
     assert [entry.number for entry in state.logs.entries] == list(range(501 - LAST_LINES, 501))
 
 
-def test_what_says_something_is_told_wherever_it_stands(tmp_path, logs):
+def test_matching_lines_are_sent_wherever_they_are(tmp_path, logs):
     (tmp_path / "rank0.log").write_text("torch.cuda.OutOfMemoryError: CUDA out of memory.\n" + "step\n" * 5000)
     state = logs()
 
@@ -64,7 +64,7 @@ def test_what_says_something_is_told_wherever_it_stands(tmp_path, logs):
     assert len(state.logs.entries) <= KEPT_LINES
 
 
-def test_the_rank_with_the_lowest_number_is_named_and_not_the_first_to_complain(tmp_path, logs):
+def test_the_rank_with_the_lowest_work_number_is_named_and_not_the_first_to_report(tmp_path, logs):
     for rank, enqueued in ((0, 1044), (1, 1043), (3, 1044), (2, 1041)):
         (tmp_path / f"rank{rank}.log").write_text(ENQUEUED.format(rank=rank, enqueued=enqueued) + "\n")
     (finding,) = timeout(look(logs()))
@@ -83,7 +83,7 @@ def test_the_end_of_one_rank_is_a_failure_and_no_timeout(tmp_path, logs):
     assert timeout(look(state)) == []
 
 
-def test_hostile_lines_are_tame_and_bounded(tmp_path, logs):
+def test_hostile_lines_are_sanitized_and_bounded(tmp_path, logs):
     (tmp_path / "rank0.log").write_bytes(b"\x1b[31m[red]\x1b[0m \xff\xfe\x00 " + b"x" * 10_000 + b"\n")
     (entry,) = logs().logs.entries
 
@@ -98,7 +98,7 @@ def test_files_that_appear_later_are_followed(tmp_path, logs):
     assert logs().logs.lines == 2
 
 
-def test_that_logs_are_watched_and_which_cannot_be_is_told(tmp_path, logs):
+def test_watched_and_unreadable_logs_are_reported(tmp_path, logs):
     (tmp_path / "pipe.log").mkdir()
     shot = logs().logs.snapshot()
 
@@ -109,7 +109,7 @@ def test_that_logs_are_watched_and_which_cannot_be_is_told(tmp_path, logs):
     assert not RunState("ab12cd34", "train", 4).logs.snapshot().watched
 
 
-def test_what_was_written_before_the_run_began_is_not_about_it(tmp_path):
+def test_lines_written_before_the_run_are_skipped(tmp_path):
     old, new = tmp_path / "old.log", tmp_path / "new.log"
     for path in (old, new):
         path.write_text("[rank1]: ValueError: the user's own\n")
@@ -123,7 +123,7 @@ def test_what_was_written_before_the_run_began_is_not_about_it(tmp_path):
     assert [entry.source for entry in state.logs.entries] == [str(new)]
 
 
-def test_what_never_timed_out_is_no_timeout(tmp_path, logs):
+def test_a_warning_without_a_timeout_is_not_a_timeout(tmp_path, logs):
     (tmp_path / "all.log").write_text(
         "[rank0]:   what():  [enforce fail at pair.cc:456] op.preamble.length <= op.nbytes. 66668 vs 668. Received "
         "data size doesn't match expected size. Is there a distributed collective mismatch in your code?\n"
@@ -134,7 +134,7 @@ def test_what_never_timed_out_is_no_timeout(tmp_path, logs):
     assert timeout(context) == rank_failed(context) == rank_lost(context) == []
 
 
-def test_files_that_are_older_than_the_run_are_said_to_be_followed_from_their_end(tmp_path):
+def test_files_older_than_the_run_are_reported_as_followed_from_their_end(tmp_path):
     for name in ("a", "b"):
         (tmp_path / f"{name}.log").write_text("old\n")
         os.utime(tmp_path / f"{name}.log", (1000, 1000))

@@ -1,4 +1,4 @@
-"""A recording at any of its moments: as it was when it was live, however one has got there."""
+"""Playback at any moment equals the live run, whichever way it was reached."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from ddpwatch.recording.moments import NoMoment
 from ddpwatch.recording.reader import Recorded
 from ddpwatch.recording.schema import ALERTS_TOPIC
 from ddpwatch.recording.storage import Retention
-from ddpwatch.session.backfill import fill_in_gpus
+from ddpwatch.session.backfill import backfill_gpus
 from ddpwatch.session.follow import RunFollower
 from ddpwatch.session.playback import Playback
 from ddpwatch.simulator.scenario import Scenario
-from ddpwatch.simulator.source import Simulated
+from ddpwatch.simulator.source import SimulatedSource
 from ddpwatch.sources.frames import Frame
-from ddpwatch.view.run_view import picture_now
+from ddpwatch.view.run_view import current_view
 from ddpwatch.view.status import status_object
 from tests.builders.fake_rank import make_beat, make_gpus, make_hello, make_snap, make_step
 from tests.builders.kept_runs import SECOND_NS, UNIX_NS, Heard, received, record, recorder_at, run_file, tape
@@ -46,7 +46,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def slow(folder):
-    """The file, and how the run stood at its end when it was live."""
+    """The file, and the state at the end of the live run."""
     (monitor,) = tape(folder / "slow.ddpw", "slow-backward")
     return folder / "slow.ddpw", monitor
 
@@ -59,7 +59,7 @@ def twice(folder):
 
 @pytest.fixture
 def checkpoints_often(monkeypatch):
-    """So that there are some to begin at in a run of some seconds."""
+    """Several checkpoints in a run of some seconds."""
     monkeypatch.setattr("ddpwatch.recording.writer.CHECKPOINT_FRAMES", 40)
 
 
@@ -76,8 +76,8 @@ def go(playback: Playback, at_ns: int):
 
 
 def seen(monitor) -> dict:
-    """What a person would be shown, but for times that are told since an alert was last found."""
-    reported = status_object(picture_now(monitor))
+    """What a viewer shows, except times since an alert was last found."""
+    reported = status_object(current_view(monitor))
     for alert in reported["alerts"]:
         del alert["last"]
     return reported
@@ -89,7 +89,7 @@ def reported(book) -> list:
 
 
 @pytest.mark.parametrize("name", ["slow-backward", "healthy", "hang"])
-def test_live_and_replay_of_the_same_run_end_in_the_same_state_with_the_same_alerts(tmp_path, name):
+def test_live_and_replay_end_in_the_same_state_with_the_same_alerts(tmp_path, name):
     (live,) = tape(tmp_path / "run.ddpw", name)
     with opened(tmp_path / "run.ddpw") as playback:
         again = go(playback, playback.reel.at(playback.reel.total_ns))
@@ -108,12 +108,12 @@ def test_live_and_replay_of_the_same_run_end_in_the_same_state_with_the_same_ale
 
 
 def words(book) -> list:
-    """All that is said of the open alerts."""
+    """All texts of the open alerts."""
     return [(alert.key, alert.since.step, alert.finding) for alert in book.open.values()]
 
 
 @pytest.mark.parametrize("name", ["slow-backward", "hang"])
-def test_between_two_changes_an_alert_reads_as_it_did_when_it_was_live(tmp_path, checkpoints_often, name):
+def test_the_text_of_an_alert_between_two_events_is_that_of_the_live_run(tmp_path, checkpoints_often, name):
     path, frames = tmp_path / "run.ddpw", received(name)
     shown = {}
     with closing(recorder_at(path)) as recorder:
@@ -135,19 +135,19 @@ def test_between_two_changes_an_alert_reads_as_it_did_when_it_was_live(tmp_path,
         (attempt,) = recorded.attempts
         reported_ns = {row.at_ns for row in recorded.alerts()}
         kept = [entry for entry in recorded.entries(attempt, alerts=True) if entry.topic == ALERTS_TOPIC]
-        assert len({entry.at_ns for entry in kept} - reported_ns) >= 3, "their texts have changed without being told"
+        assert len({entry.at_ns for entry in kept} - reported_ns) >= 3, "their texts have changed without an event"
         assert len(kept) <= len(shown)
     with opened(path) as playback:
         moments_ns = [at_ns for at_ns, alerts in shown.items() if alerts]
         assert len(moments_ns) > 5
-        # There and back, so that one comes from checkpoints as well as frame by frame.
+        # Forward and back, to arrive from checkpoints and frame by frame.
         for at_ns in [*moments_ns, *reversed(moments_ns)]:
             if at_ns >= playback.reel.spans[0].first_ns + SECOND_NS:
                 assert words(go(playback, at_ns).book) == shown[at_ns]
 
 
 @pytest.mark.parametrize("part", [0.3, 0.55, 0.9])
-def test_a_moment_looks_the_same_whether_one_plays_goes_on_or_comes_back_to_it(tmp_path, checkpoints_often, part):
+def test_a_moment_is_the_same_by_playing_or_seeking(tmp_path, checkpoints_often, part):
     path = tmp_path / "often.ddpw"
     tape(path, "slow-backward")
     with opened(path) as playback:
@@ -155,7 +155,7 @@ def test_a_moment_looks_the_same_whether_one_plays_goes_on_or_comes_back_to_it(t
         at_ns = reel.at(int(reel.total_ns * part))
         go(playback, reel.at(0))
         while playback.pace.now_ns < at_ns:
-            # As it is played: moment after moment.
+            # As when playing: moment by moment.
             playback.pace.move(min(playback.pace.now_ns + SECOND_NS // 10, at_ns))
             playback.follows.advance(0)
             while not playback.follows.idle:
@@ -174,7 +174,7 @@ def test_a_moment_looks_the_same_whether_one_plays_goes_on_or_comes_back_to_it(t
         assert again.state.now_ns == at_ns
 
 
-def test_a_short_way_ahead_is_gone_in_portions_and_a_wish_can_be_changed_on_the_way(slow, monkeypatch):
+def test_a_short_seek_runs_in_portions_and_can_be_replaced(slow, monkeypatch):
     monkeypatch.setattr("ddpwatch.session.follow.AT_ONCE", 8)
     with opened(slow[0]) as playback:
         first = go(playback, playback.reel.at(SECOND_NS))
@@ -187,19 +187,19 @@ def test_a_short_way_ahead_is_gone_in_portions_and_a_wish_can_be_changed_on_the_
         assert playback.pace.now_ns == playback.reel.at(2 * SECOND_NS)
 
 
-def test_frames_in_portions_of_any_size_lead_to_the_same_moment(slow, monkeypatch):
+def test_the_batch_size_does_not_change_the_state(slow, monkeypatch):
     def arrived(at_once):
         monkeypatch.setattr("ddpwatch.session.follow.AT_ONCE", at_once)
         with opened(slow[0]) as playback:
             monitor = go(playback, playback.reel.at(8 * SECOND_NS))
             alerts = [(alert.key, alert.since, alert.last, alert.finding) for alert in monitor.book.open.values()]
-            return status_object(picture_now(monitor)), alerts, monitor.state.now_ns
+            return status_object(current_view(monitor)), alerts, monitor.state.now_ns
 
     one_by_one = arrived(0)
     assert one_by_one == arrived(7) == arrived(512)
 
 
-def test_steps_from_before_the_checkpoint_are_filled_in_afterwards(tmp_path, checkpoints_often, monkeypatch):
+def test_steps_before_the_checkpoint_are_backfilled(tmp_path, checkpoints_often, monkeypatch):
     monkeypatch.setattr("ddpwatch.core.state.checkpoint.CHECKPOINT_STEPS", 8)
     monkeypatch.setattr("ddpwatch.core.state.checkpoint.checkpoint_messages.__defaults__", (8,))
     path = tmp_path / "short.ddpw"
@@ -223,8 +223,8 @@ def test_steps_from_before_the_checkpoint_are_filled_in_afterwards(tmp_path, che
 
 @pytest.mark.parametrize("kept", [8, 60])
 @pytest.mark.parametrize("name", ["slow-backward", "healthy", "hang"])
-def test_who_wants_figures_only_waits_for_no_more_than_those_need(tmp_path, checkpoints_often, monkeypatch, kept, name):
-    """They are the same as if all had been filled in, whether a checkpoint has enough steps for them or not."""
+def test_figures_need_only_a_partial_backfill(tmp_path, checkpoints_often, monkeypatch, kept, name):
+    """Figures equal those of a full backfill, whether the checkpoint has enough steps or not."""
     monkeypatch.setattr("ddpwatch.core.state.checkpoint.CHECKPOINT_STEPS", kept)
     monkeypatch.setattr("ddpwatch.core.state.checkpoint.checkpoint_messages.__defaults__", (kept,))
     path = tmp_path / "short.ddpw"
@@ -240,7 +240,7 @@ def test_who_wants_figures_only_waits_for_no_more_than_those_need(tmp_path, chec
             assert seen(monitor) == reported
 
 
-def test_filling_in_stops_where_nothing_is_left(slow):
+def test_backfill_stops_at_the_beginning(slow):
     with opened(slow[0]) as playback:
         go(playback, playback.reel.at(4 * SECOND_NS))
         for _ in range(10_000):
@@ -251,7 +251,7 @@ def test_filling_in_stops_where_nothing_is_left(slow):
         assert not playback.fill(0.01)
 
 
-def test_an_alert_is_told_from_the_moment_it_was_opened_and_no_sooner(slow):
+def test_an_alert_is_shown_from_its_opening_on(slow):
     with opened(slow[0]) as playback:
         at_ns = playback.opened[0].at_ns
         assert not go(playback, at_ns - 1).book.open
@@ -265,7 +265,7 @@ def test_an_alert_is_told_from_the_moment_it_was_opened_and_no_sooner(slow):
         assert playback.next_alert(-1) == playback.opened[-1].at_ns
 
 
-def test_an_alert_stands_on_the_line_with_the_worst_it_came_to(tmp_path):
+def test_an_opening_has_the_worst_severity_of_its_alert(tmp_path):
     path = tmp_path / "run.ddpw"
     made_up(path, measured(Scenario(2, steps=30)), 2)
     reported = Finding("memory", Severity.INFO, "rank 1", "it is so", "do it")
@@ -285,7 +285,7 @@ def test_an_alert_stands_on_the_line_with_the_worst_it_came_to(tmp_path):
         assert [alert.severity for alert in playback.opened] == [Severity.CRITICAL]
 
 
-def test_who_has_played_to_the_end_goes_back_to_the_last_alert_and_who_plays_on_from_one_to_the_one_before(slow):
+def test_previous_alert_from_the_end_and_while_playing_on(slow):
     now_ns = [0]
     with closing(Playback(Recorded(slow[0]), speed=100.0, clock=lambda: now_ns[0])) as playback:
         *_, before, last = sorted({alert.at_ns for alert in playback.opened})
@@ -302,8 +302,8 @@ def test_who_has_played_to_the_end_goes_back_to_the_last_alert_and_who_plays_on_
 
 
 @pytest.mark.parametrize("speed", [0.5, 1.0, 100.0])
-def test_going_back_again_and_again_while_it_plays_comes_to_the_first_alert(slow, speed):
-    """A second and more apart, in which it plays past the alert, and past others that were opened right after it."""
+def test_repeated_previous_alert_reaches_the_first_one(slow, speed):
+    """More than a second apart, in which it plays past the alert and others right after it."""
     now_ns = [0]
     with closing(Playback(Recorded(slow[0]), speed=speed, clock=lambda: now_ns[0])) as playback:
         times_ns = sorted({alert.at_ns for alert in playback.opened})
@@ -314,13 +314,13 @@ def test_going_back_again_and_again_while_it_plays_comes_to_the_first_alert(slow
             go(playback, at_ns)
             now_ns[0] += 12 * SECOND_NS // 10
         assert visited == times_ns[::-1]
-        # Later one is past it for good.
+        # Later it counts as passed.
         now_ns[0] += 3 * SECOND_NS
         assert playback.next_alert(-1) is not None
 
 
 def begun(folder, later_ns):
-    """Two ranks of which the second is heard later, and trained on from then."""
+    """Two ranks of which the second connects later, and then trains."""
     messages = [
         (make_snap(0, steps=[make_step(index) for index in range(1, 6)]), 0),
         (make_snap(1, steps=[make_step(index) for index in range(1, 8)]), later_ns),
@@ -331,19 +331,19 @@ def begun(folder, later_ns):
 
 
 @pytest.mark.parametrize("later_ns", [0, 1, SECOND_NS // 5, 3 * SECOND_NS // 2])
-def test_the_first_sight_is_when_all_ranks_have_told_a_step_and_not_later(folder, later_ns):
+def test_the_first_sight_is_the_first_common_step(folder, later_ns):
     with opened(begun(folder, later_ns)) as playback:
         sight_ns = playback.first_sight_ns
         assert sight_ns == playback.reel.at(later_ns)
         assert go(playback, sight_ns).state.ranks[1].steps.newest == 7
 
 
-def test_where_a_step_is_waited_for_long_the_first_sight_is_of_the_waiting(folder):
+def test_the_first_sight_shows_a_long_wait_for_the_first_step(folder):
     with opened(begun(folder, 15 * SECOND_NS)) as playback:
         assert playback.reel.at(0) < playback.first_sight_ns < playback.reel.at(2 * SECOND_NS)
 
 
-def test_no_alert_is_passed_over_at_the_first_sight(folder):
+def test_the_first_sight_is_not_after_an_alert(folder):
     with opened(begun(folder, SECOND_NS)) as playback:
         early_ns, late_ns = playback.reel.at(SECOND_NS // 10), playback.reel.at(2 * SECOND_NS)
         playback.opened = tuple(Opened(at_ns, Severity.WARNING) for at_ns in (early_ns, late_ns))
@@ -352,7 +352,7 @@ def test_no_alert_is_passed_over_at_the_first_sight(folder):
         assert playback.next_alert(1) == late_ns
 
 
-def test_two_attempts_are_one_reel_without_the_time_between_them(twice):
+def test_two_attempts_are_one_timeline_without_the_gap(twice):
     with opened(twice) as playback:
         first, second = playback.reel.spans
         assert second.first_ns - first.last_ns > 60 * SECOND_NS
@@ -366,7 +366,7 @@ def test_two_attempts_are_one_reel_without_the_time_between_them(twice):
         assert go(playback, (first.last_ns + second.first_ns) // 2).state.now_ns == first.last_ns
 
 
-def test_it_goes_on_while_somebody_still_writes_and_tells_the_new_alerts(tmp_path):
+def test_a_growing_recording_is_followed_with_its_new_alerts(tmp_path):
     frames, path = received("slow-backward"), tmp_path / "growing.ddpw"
     early = len(frames) // 12
     with closing(recorder_at(path)) as recorder:
@@ -386,45 +386,45 @@ def test_it_goes_on_while_somebody_still_writes_and_tells_the_new_alerts(tmp_pat
         assert monitor.book.open
 
 
-def let_go_before(path, at_ns):
-    """What a recorder with a limit does."""
+def remove_before(path, at_ns):
+    """Apply retention, as a recorder with a limit does."""
     with closing(sqlite3.connect(path, isolation_level=None)) as database:
         Retention(database, keep_s=None, max_bytes=None)._forget_before(at_ns)
 
 
 @pytest.mark.usefixtures("checkpoints_often")
-def test_what_is_let_go_while_it_is_looked_at_is_no_damage_and_the_beginning_is_another_one(tmp_path):
+def test_retention_during_playback_is_not_damage_and_moves_the_start(tmp_path):
     path = tmp_path / "kept.ddpw"
     tape(path, "slow-backward")
     with opened(path) as playback:
         begin_ns, end_ns = playback.reel.spans[0]
         go(playback, begin_ns + SECOND_NS)
-        let_go_before(path, (begin_ns + end_ns) // 2)
+        remove_before(path, (begin_ns + end_ns) // 2)
         assert go(playback, end_ns).state.step > 100
         assert playback.recorded.damaged == 0
         assert playback.refresh()
         assert begin_ns + SECOND_NS < playback.reel.spans[0].first_ns < end_ns
-        # What is looked at stays, as long as nobody wants to see what came then.
+        # What is shown stays until the viewer seeks.
         assert not playback.seeking
         assert len(go(playback, begin_ns).state.ranks) == 4
         assert playback.recorded.damaged == 0
 
 
 @pytest.mark.usefixtures("checkpoints_often")
-def test_who_plays_what_is_let_go_goes_on_at_the_new_beginning(tmp_path):
+def test_playing_a_removed_part_continues_at_the_new_start(tmp_path):
     path = tmp_path / "kept.ddpw"
     tape(path, "slow-backward")
     with closing(Playback(Recorded(path), clock=lambda: 0)) as playback:
         begin_ns, end_ns = playback.reel.spans[0]
         go(playback, begin_ns)
-        let_go_before(path, (begin_ns + end_ns) // 2)
+        remove_before(path, (begin_ns + end_ns) // 2)
         assert playback.refresh()
         assert not playback.catch_up()
         assert playback.pace.now_ns == playback.reel.spans[0].first_ns
 
 
 @pytest.mark.usefixtures("checkpoints_often")
-def test_an_attempt_that_is_let_go_while_it_is_looked_at_is_left_for_the_next(tmp_path):
+def test_a_removed_attempt_is_left_for_the_next(tmp_path):
     path = tmp_path / "twice.ddpw"
     tape(path, "slow-backward", "healthy")
     with opened(path) as playback:
@@ -433,7 +433,7 @@ def test_an_attempt_that_is_let_go_while_it_is_looked_at_is_left_for_the_next(tm
         go(playback, first.last_ns)
         reported = playback.opened
         assert reported
-        let_go_before(path, second.last_ns)
+        remove_before(path, second.last_ns)
         assert playback.refresh()
         assert not playback.catch_up()
         assert len(playback.reel.spans) == 1
@@ -443,7 +443,7 @@ def test_an_attempt_that_is_let_go_while_it_is_looked_at_is_left_for_the_next(tm
         assert playback.recorded.damaged == 0
 
 
-def test_a_recording_that_ends_in_the_middle_can_be_looked_at_up_to_there(tmp_path):
+def test_a_recording_without_an_end_plays_up_to_its_last_frame(tmp_path):
     path = tmp_path / "killed.ddpw"
     tape(path, "slow-backward", upto_s=6.0)
     with closing(sqlite3.connect(path)) as database:
@@ -452,7 +452,7 @@ def test_a_recording_that_ends_in_the_middle_can_be_looked_at_up_to_there(tmp_pa
         database.commit()
     with opened(path) as playback:
         monitor = go(playback, playback.reel.at(playback.reel.total_ns))
-        # Nothing is known of the last moment but that the run was followed up to it.
+        # The last moment is only the end of the time that was followed.
         assert monitor.state.run_condition() in {"live", "silent"}
         assert monitor.state.step > 30
         assert playback.at_end
@@ -462,7 +462,7 @@ def test_a_recording_that_ends_in_the_middle_can_be_looked_at_up_to_there(tmp_pa
     ("text", "passed_s"),
     [("0%", 0), ("50%", None), ("100 %", None), ("+2s", 2), ("+0m3s", 3), ("+4", 4), ("14:13:25", 5), ("14:13", 0)],
 )
-def test_moments_as_people_write_them(slow, text, passed_s):
+def test_moments_are_parsed(slow, text, passed_s):
     with opened(slow[0]) as playback:
         reel = playback.reel
         moment = playback.moment(text, UTC)
@@ -472,12 +472,12 @@ def test_moments_as_people_write_them(slow, text, passed_s):
             assert abs(reel.passed_ns(moment) / 1e9 - passed_s) <= 1.0
 
 
-def test_a_time_of_day_is_that_of_the_place_where_one_sits(slow):
+def test_a_time_of_day_is_in_the_given_zone(slow):
     with opened(slow[0]) as playback:
         east = timezone(timedelta(hours=5, minutes=30))
         assert playback.moment("19:43:25", east) == playback.moment("2026-09-21 14:13:25", UTC)
         assert playback.moment("2026-09-21T14:13:25", UTC) == UNIX_NS + 5 * SECOND_NS
-        # As alerts are told in JSON, and with a zone of its own.
+        # As in the JSON of alerts, and with a zone of its own.
         assert playback.moment("2026-09-21T14:13:25.123Z", east) == UNIX_NS + 5_123_000_000
         assert playback.moment("2026-09-21 19:43:25.5+05:30", UTC) == UNIX_NS + 5_500_000_000
         assert playback.moment("14:13:25.25", UTC) == UNIX_NS + 5_250_000_000
@@ -501,25 +501,25 @@ def test_a_time_of_day_is_that_of_the_place_where_one_sits(slow):
         "14:13:25+99:00",
     ],
 )
-def test_what_is_no_moment_is_refused_with_what_was_recorded(slow, text):
+def test_an_invalid_moment_is_refused_with_the_recorded_span(slow, text):
     with opened(slow[0]) as playback, pytest.raises(NoMoment, match=r"recorded from 2026-09-21 14:13:2. to 14:13:3"):
         playback.moment(text, UTC)
 
 
-def test_one_can_begin_shortly_before_an_alert(slow):
+def test_playback_can_start_before_an_alert(slow):
     with opened(slow[0]) as playback:
         at_ns = playback.opened[0].at_ns
         assert playback.before_alert(1, SECOND_NS // 2, UTC) == at_ns - SECOND_NS // 2
-        # Before that nothing can be seen.
+        # Before that there is nothing to see.
         assert playback.before_alert(1, 3600 * SECOND_NS, UTC) == playback.first_sight_ns > playback.reel.at(0)
         for number in (0, -1, 99):
             with pytest.raises(NoMoment, match=r"there (is|are) .* recorded from"):
                 playback.before_alert(number, 0, UTC)
 
 
-def test_curves_of_gpus_reach_back_before_the_moment_one_begins_at(folder, checkpoints_often):
+def test_gpu_charts_reach_back_before_the_checkpoint(folder, checkpoints_often):
     now_ns = [time.monotonic_ns()]
-    source = Simulated(2, clock=lambda: now_ns[0], sleep=lambda _s: None)
+    source = SimulatedSource(2, clock=lambda: now_ns[0], sleep=lambda _s: None)
     frames = []
     for _ in range(160):
         now_ns[0] += SECOND_NS // 4
@@ -547,8 +547,8 @@ def test_curves_of_gpus_reach_back_before_the_moment_one_begins_at(folder, check
         assert before.count > 30
 
 
-def test_readings_come_with_beats_alone_and_with_histories_and_what_is_none_is_passed_over(tmp_path):
-    """However a reading was told, and whatever else comes under its topic."""
+def test_gpu_readings_come_from_all_messages_and_malformed_ones_are_skipped(tmp_path):
+    """Readings in every kind of message, and malformed payloads under their topic."""
     earlier = [wire.GpuMoment(second * SECOND_NS, "cuda:0", util_percent=second) for second in range(1, 4)]
     hello = make_hello(0, 1, world_size=1)
     frames = [Frame(b"snap/0", wire.encode(make_snap(0, 1, [], hello, gpu_moments=earlier)), SECOND_NS)]
@@ -566,7 +566,7 @@ def test_readings_come_with_beats_alone_and_with_histories_and_what_is_none_is_p
         state = RunState("x", "x", 1)
         late = make_gpus(0, [wire.Gpu("cuda:0", util_percent=60)], seq=60, mono_ns=60 * SECOND_NS)
         state.apply(late, attempt.last_ns)
-        assert True in list(fill_in_gpus(recorded, attempt, state, attempt.last_ns + 1))
+        assert True in list(backfill_gpus(recorded, attempt, state, attempt.last_ns + 1))
         history = state.ranks[0].gpus.histories["cuda:0"]
         assert history.curve("util_percent").tolist() == list(range(1, 61))
         assert history.held().tolist() == [NOT_REPORTED] * 3 + [(1 << 4) * (second % 2) for second in range(4, 60)] + [

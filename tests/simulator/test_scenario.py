@@ -1,4 +1,4 @@
-"""A made-up run is one that a real job could have had, and its faults are where they were put."""
+"""A synthetic run is consistent with synchronous DDP, and its faults are where they were placed."""
 
 import numpy as np
 import pytest
@@ -6,7 +6,8 @@ import pytest
 from ddpwatch import wire
 from ddpwatch.core.metrics.figures import measure
 from ddpwatch.core.state.run import RunState
-from ddpwatch.simulator.scenario import Fault, Scenario, frames, host_of
+from ddpwatch.simulator.scenario import Fault, Scenario
+from tests.builders.scenario_frames import frames, host_of
 
 SYNC = wire.PHASES.index("sync")
 OPTIMIZER = wire.PHASES.index("optimizer")
@@ -19,7 +20,7 @@ def state_after(scenario: Scenario) -> RunState:
     return state
 
 
-def test_everybody_leaves_the_all_reduce_together():
+def test_all_ranks_leave_the_all_reduce_at_the_same_time():
     """From the end of one all-reduce to the end of the next all ranks take the same time."""
     durations_ns = Scenario(world_size=6, faults=(Fault((2,), "forward", 0.5),)).phases_ns()
     before = durations_ns.sum(axis=1) - durations_ns[:, OPTIMIZER]

@@ -1,15 +1,15 @@
-"""A simulated run looks like a live one that was found late: no seam, no loss, and its faults are found."""
+"""A simulated run looks like a live one to a late viewer: no gap, no loss, and its faults are found."""
 
 import numpy as np
 import pytest
 
 from ddpwatch import wire
-from ddpwatch.core.limits import JudgeLimits, Limits
+from ddpwatch.core.limits import EvaluationLimits, Limits
 from ddpwatch.core.monitor import Monitor
 from ddpwatch.core.state.run import RunState
-from ddpwatch.simulator.scenario import Chapter, Fault
-from ddpwatch.simulator.source import MAX_BEHIND_NS, Simulated
-from ddpwatch.simulator.workload import Endless
+from ddpwatch.simulator.scenario import Fault, Segment
+from ddpwatch.simulator.source import MAX_BEHIND_NS, SimulatedSource
+from ddpwatch.simulator.workload import SimulatedRun
 from ddpwatch.sources.frames import Frame, Tick
 from tests.builders.fake_rank import steps_of
 
@@ -18,7 +18,7 @@ SECOND_NS = 1_000_000_000
 
 
 class Clock:
-    """Time passes when somebody sleeps."""
+    """A clock that advances when sleep is called."""
 
     def __init__(self, now_s: float = 1000.0) -> None:
         self.now_ns = int(now_s * 1e9)
@@ -32,12 +32,12 @@ class Clock:
         self.now_ns += int(seconds * 1e9) + 1
 
 
-def simulated(world_size: int, clock: Clock, **options) -> Simulated:
-    return Simulated(world_size, clock=clock, sleep=clock.sleep, unix=lambda: clock.now_ns + 10**18, **options)
+def simulated(world_size: int, clock: Clock, **options) -> SimulatedSource:
+    return SimulatedSource(world_size, clock=clock, sleep=clock.sleep, unix=lambda: clock.now_ns + 10**18, **options)
 
 
-def frames_for(source: Simulated, clock: Clock, seconds: float) -> list[Frame]:
-    """What comes in this time."""
+def frames_for(source: SimulatedSource, clock: Clock, seconds: float) -> list[Frame]:
+    """Frames and ticks within this time."""
     until_ns = clock.now_ns + int(seconds * 1e9)
     items = []
     while clock.now_ns < until_ns:
@@ -45,7 +45,7 @@ def frames_for(source: Simulated, clock: Clock, seconds: float) -> list[Frame]:
     return [item for item in items if isinstance(item, Frame)]
 
 
-def state_of(source: Simulated, frames: list[Frame]) -> RunState:
+def state_of(source: SimulatedSource, frames: list[Frame]) -> RunState:
     state = RunState(source.run.id, source.run.name, source.run.world_size)
     for frame in frames:
         state.ingest(frame.payload, frame.received_ns)
@@ -67,7 +67,7 @@ def test_the_history_of_all_ranks_comes_first():
     assert {snap.hello.backend for snap in snaps} == {"nccl"}
 
 
-def test_steps_go_on_without_a_seam_over_many_chunks_and_chapters():
+def test_steps_continue_without_a_gap_over_chunks_and_segments():
     clock = Clock()
     source = simulated(5, clock)
     frames = frames_for(source, clock, 100.0)
@@ -89,7 +89,7 @@ def test_steps_go_on_without_a_seam_over_many_chunks_and_chapters():
     assert np.ptp(left_ns, axis=0).max() < 1000  # nanoseconds, from rounding
 
 
-def test_ranks_speak_up_four_times_a_second_and_are_alive():
+def test_ranks_publish_four_times_a_second_and_are_alive():
     clock = Clock()
     source = simulated(20, clock)
     frames_for(source, clock, 1.0)
@@ -104,10 +104,10 @@ def test_ranks_speak_up_four_times_a_second_and_are_alive():
     assert state_of(source, frames).unix_ns == pytest.approx(clock.now_ns + 10**18, abs=SECOND_NS)
 
 
-def test_its_faults_are_found_and_told_with_their_time():
+def test_its_faults_are_found_with_their_cost():
     clock = Clock()
     source = simulated(24, clock, speed=8.0)
-    seldom = Limits(judge=JudgeLimits(stride_steps=25))  # often enough, and a fifth of the work
+    seldom = Limits(judge=EvaluationLimits(stride_steps=25))  # often enough, and a fifth of the work
     monitor = Monitor(RunState(source.run.id, source.run.name, 24), seldom)
     until_ns = clock.now_ns + 30 * SECOND_NS
     found = []
@@ -132,7 +132,7 @@ def test_its_faults_are_found_and_told_with_their_time():
 
 def test_a_tick_comes_when_nothing_is_due_and_polling_without_a_timeout_never_sleeps():
     clock = Clock()
-    source = simulated(1, clock, story=[Chapter(100)])
+    source = simulated(1, clock, schedule=[Segment(100)])
     while isinstance(source.poll(0), Frame):
         pass
     slept = clock.slept
@@ -151,13 +151,13 @@ def test_speed_plays_more_steps_in_the_same_time():
         source = simulated(3, clock, speed=speed)
         state = state_of(source, frames_for(source, clock, 4.0))
         counts.append(state.step)
-    first = Endless(3, now_ns=0, unix_ns=0)
+    first = SimulatedRun(3, now_ns=0, unix_ns=0)
     begun = wire.decode(first.snap(0, first.due_ns)).beat.step
 
     assert counts[1] - begun == pytest.approx(5 * (counts[0] - begun), rel=0.1)
 
 
-def test_who_comes_back_late_finds_the_run_where_it_was_left():
+def test_the_run_pauses_while_it_is_not_polled():
     clock = Clock()
     source = simulated(4, clock)
     state = state_of(source, frames_for(source, clock, 2.0))
@@ -173,7 +173,7 @@ def test_who_comes_back_late_finds_the_run_where_it_was_left():
 
 
 @pytest.mark.parametrize("slow_s", [0.02, 0.5, 5.0])
-def test_a_viewer_that_is_too_slow_sees_a_run_that_lags_and_nobody_silent(slow_s):
+def test_a_slow_viewer_sees_a_run_that_lags_and_no_silent_rank(slow_s):
     clock = Clock()
     source = simulated(64, clock)
     state = RunState(source.run.id, source.run.name, 64)
@@ -193,17 +193,17 @@ def test_a_viewer_that_is_too_slow_sees_a_run_that_lags_and_nobody_silent(slow_s
 
 
 def test_memory_stays_flat():
-    run = Endless(64, now_ns=0, unix_ns=0, step_ms=10.0)
+    run = SimulatedRun(64, now_ns=0, unix_ns=0, step_ms=10.0)
     for _ in range(100):
-        run.turn()
-    few = len(run._course._chunks)
+        run.next_messages()
+    few = len(run._generator._chunks)
     for _ in range(2000):
-        run.turn()
+        run.next_messages()
 
-    assert len(run._course._chunks) <= few + 1
+    assert len(run._generator._chunks) <= few + 1
 
 
-def test_buckets_are_told_only_while_they_are_wanted():
+def test_buckets_are_published_only_while_they_are_wanted():
     clock = Clock()
     source = simulated(2, clock)
     kinds = []
@@ -216,14 +216,15 @@ def test_buckets_are_told_only_while_they_are_wanted():
 
 
 def test_a_snapshot_in_the_middle_joins_the_stream():
-    run = Endless(16, now_ns=5 * SECOND_NS, unix_ns=0, story=[Chapter(50, (Fault((3,), "backward", 0.3, onset=0),))])
+    slow = Fault((3,), "backward", 0.3, onset=0)
+    run = SimulatedRun(16, now_ns=5 * SECOND_NS, unix_ns=0, schedule=[Segment(50, (slow,))])
     for _ in range(100):
-        run.turn()
+        run.next_messages()
     state = RunState("00", "late", 16)
     for rank in range(16):
         state.ingest(run.snap(rank, run.due_ns), run.due_ns)
     for _ in range(64):
-        for _, _, payload in run.turn():
+        for _, _, payload in run.next_messages():
             state.ingest(payload, run.due_ns)
 
     for rank in state.ranks.values():
@@ -234,6 +235,6 @@ def test_a_snapshot_in_the_middle_joins_the_stream():
 
 
 @pytest.mark.parametrize(("world_size", "speed"), [(0, 1.0), (8193, 1.0), (4, 0.0), (4, float("nan"))])
-def test_what_cannot_be_played_is_refused(world_size, speed):
+def test_invalid_world_sizes_and_speeds_are_refused(world_size, speed):
     with pytest.raises(ValueError, match="simulated run"):
-        Simulated(world_size, speed=speed)
+        SimulatedSource(world_size, speed=speed)

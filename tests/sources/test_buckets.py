@@ -1,4 +1,4 @@
-"""Gradient buckets are on the wire only while somebody wants them."""
+"""Gradient buckets are on the wire only while a viewer subscribes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ BUCKETS = wire.Buckets(rank=1, seq=7, step=3, buckets=[wire.Bucket(index=0, byte
 
 
 class Listening:
-    """What is subscribed at a fake rank."""
+    """Subscriptions at a fake rank."""
 
     def __init__(self, rank):
         self.wanted = threading.Event()
@@ -28,7 +28,7 @@ class Listening:
         rank._subscription = subscription
 
 
-def test_ranks_are_asked_for_buckets_only_while_they_are_wanted(run_dir):
+def test_buckets_are_subscribed_only_while_wanted(run_dir):
     with FakeRun(run_dir, 2) as run:
         listening = [Listening(rank) for rank in run.ranks]
         source, state = Live(run.file), make_state(run.file)
@@ -42,7 +42,7 @@ def test_ranks_are_asked_for_buckets_only_while_they_are_wanted(run_dir):
             run.ranks[1].send_raw(b"bucket", wire.encode(BUCKETS))
             follow(source, state, lambda: state.ranks[1].buckets is not None)
 
-            # Once is enough, however often they were asked for.
+            # One subscription, however often it was requested.
             source.want_buckets(False)
             assert all(received.unwanted.wait(30) for received in listening)
         finally:

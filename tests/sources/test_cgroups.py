@@ -1,4 +1,4 @@
-"""Kills for want of memory are read from the control group of a process, wherever that is."""
+"""OOM kills are read from the cgroup of a process."""
 
 import os
 
@@ -9,7 +9,7 @@ from ddpwatch.sources.processes import events_file, oom_kills
 
 @pytest.fixture
 def host(tmp_path):
-    """A host with one process in one control group."""
+    """A host with one process in one cgroup."""
 
     def write(cgroup, events=None):
         (tmp_path / "proc/42").mkdir(parents=True)
@@ -27,14 +27,14 @@ def test_kills_are_counted(host):
 
 
 @pytest.mark.parametrize("cgroup", [b"", b"12:memory:/job\n1:name=systemd:/job\n", b"0::/../../etc\n", b"\xff\xfe::\n"])
-def test_where_there_is_no_such_group_nothing_is_counted(host, cgroup):
+def test_nothing_is_counted_without_a_cgroup(host, cgroup):
     assert oom_kills(host(cgroup)) == 0
 
 
 @pytest.mark.parametrize("events", [None, "", "oom_kill\n", "oom_kill many\n"])
-def test_what_cannot_be_read_counts_as_none(host, events):
+def test_unreadable_events_count_as_none(host, events):
     assert oom_kills(host(b"0::/job/rank\n", events)) == 0
 
 
-def test_a_real_process_can_be_asked():
+def test_a_real_process_has_a_count():
     assert oom_kills(events_file(os.getpid())) >= 0

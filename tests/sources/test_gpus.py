@@ -5,22 +5,22 @@ from __future__ import annotations
 import pytest
 
 from ddpwatch import wire
-from ddpwatch.core.limits import JudgeLimits, Limits
+from ddpwatch.core.limits import EvaluationLimits, Limits
 from ddpwatch.core.monitor import Monitor
 from ddpwatch.core.state.run import RunState
-from ddpwatch.simulator.scenario import Chapter, Fault
-from ddpwatch.simulator.workload import Endless
+from ddpwatch.simulator.scenario import Fault, Segment
+from ddpwatch.simulator.workload import SimulatedRun
 
 SECOND_NS = 1_000_000_000
 
 
 def played(fault: Fault, seconds: float, world_size: int = 8):
     """The messages of so many seconds in which the fault lasts, snapshots first."""
-    run = Endless(world_size, now_ns=100 * SECOND_NS, unix_ns=0, story=[Chapter(500, (fault,))])
+    run = SimulatedRun(world_size, now_ns=100 * SECOND_NS, unix_ns=0, schedule=[Segment(500, (fault,))])
     until_ns = run.due_ns + int(seconds * 1e9)
     reported = [run.snap(rank, run.due_ns) for rank in range(world_size)]
     while run.due_ns < until_ns:
-        reported += [payload for _, _, payload in run.turn()]
+        reported += [payload for _, _, payload in run.next_messages()]
     return reported
 
 
@@ -59,14 +59,14 @@ def test_who_waits_for_data_has_a_gpu_with_less_to_do():
 
 
 def test_a_snapshot_brings_the_curves_and_the_throttled_gpu_is_found():
-    run = Endless(8, now_ns=0, unix_ns=0, story=[Chapter(500, (Fault((3,), "backward", 0.25, onset=0),))])
+    run = SimulatedRun(8, now_ns=0, unix_ns=0, schedule=[Segment(500, (Fault((3,), "backward", 0.25, onset=0),))])
     monitor = Monitor(RunState("00", "made-up", 8))
     until_ns = run.due_ns + 14 * SECOND_NS
     for rank in range(8):
         monitor.ingest(run.snap(rank, run.due_ns), run.due_ns)
     while run.due_ns < until_ns:
         now_ns = run.due_ns
-        for _, _, payload in run.turn():
+        for _, _, payload in run.next_messages():
             monitor.ingest(payload, now_ns)
     monitor.evaluate_now()
     found = {key: alert.finding for key, alert in monitor.book.open.items()}
@@ -78,12 +78,12 @@ def test_a_snapshot_brings_the_curves_and_the_throttled_gpu_is_found():
 
 def test_a_host_that_becomes_hot_is_told_once_as_the_host():
     hot = tuple(Fault(tuple(range(8, 16)), phase, 0.12, onset=0) for phase in ("forward", "backward"))
-    run = Endless(24, now_ns=0, unix_ns=0, story=[Chapter(200), Chapter(500, hot)], history_steps=150)
-    monitor = Monitor(RunState("00", "made-up", 24), Limits(judge=JudgeLimits(stride_steps=50)))
+    run = SimulatedRun(24, now_ns=0, unix_ns=0, schedule=[Segment(200), Segment(500, hot)], history_steps=150)
+    monitor = Monitor(RunState("00", "made-up", 24), Limits(judge=EvaluationLimits(stride_steps=50)))
     until_ns = run.due_ns + 30 * SECOND_NS
     while run.due_ns < until_ns:
         now_ns = run.due_ns
-        for _, _, payload in run.turn():
+        for _, _, payload in run.next_messages():
             monitor.ingest(payload, now_ns)
     reported = [event.alert.key for event in monitor.book.drain() if event.alert.finding.rule == "gpu-throttle"]
 

@@ -100,7 +100,7 @@ def test_a_message_without_its_second_part_does_not_swallow_the_next(run_dir, at
 
 
 def test_an_oversized_frame_is_not_read(run_dir, attach):
-    """ZeroMQ ends the connection for good: the rank falls silent, and the others go on."""
+    """ZeroMQ closes the connection for good: the rank is silent, and the others continue."""
     with FakeRun(run_dir, 2) as run:
         source, state = attach(run.file), make_state(run.file)
         follow(source, state, lambda: all(rank.snapped for rank in state.ranks.values()))
@@ -124,7 +124,7 @@ def test_silence_yields_ticks_with_rising_time(run_dir, attach):
     assert second.now_ns > first.now_ns
 
 
-def test_a_viewer_that_was_held_up_says_so_before_it_passes_on_what_has_come(run_dir, attach):
+def test_a_stall_of_the_viewer_is_reported_before_the_frames(run_dir, attach):
     with FakeRun(run_dir, 1) as run:
         source = attach(run.file)
         while not isinstance(source.poll(), Frame):
@@ -138,7 +138,7 @@ def test_a_viewer_that_was_held_up_says_so_before_it_passes_on_what_has_come(run
     assert frame.received_ns <= tick.now_ns
 
 
-def test_a_viewer_that_is_held_up_between_frames_says_so_too(run_dir, attach, monkeypatch):
+def test_a_stall_between_frames_is_reported_too(run_dir, attach, monkeypatch):
     with FakeRun(run_dir, 1) as run:
         source = attach(run.file)
         while not isinstance(source.poll(), Frame):
@@ -155,7 +155,7 @@ def test_a_viewer_that_is_held_up_between_frames_says_so_too(run_dir, attach, mo
     assert isinstance(frame, Frame)
 
 
-def test_what_came_after_a_hold_up_is_passed_on_after_the_word_on_it(run_dir, attach, monkeypatch):
+def test_frames_after_a_stall_follow_its_tick(run_dir, attach, monkeypatch):
     source = attach(make_run_file(run_dir, 1))
     came_ns = source._looked_ns + 1
     before = [Frame(b"beat", b"%d" % place, came_ns) for place in range(2)]
@@ -171,7 +171,7 @@ def test_what_came_after_a_hold_up_is_passed_on_after_the_word_on_it(run_dir, at
     assert [first, *source.poll_ready(8)] == after
 
 
-def test_frames_of_many_ranks_are_waited_for_and_read_together(run_dir, attach, monkeypatch):
+def test_frames_of_many_ranks_are_gathered_and_read_together(run_dir, attach, monkeypatch):
     monkeypatch.setattr(live, "GATHERED_RANKS", 0)
     with FakeRun(run_dir, 1, rank0={"beats": False, "answers": False}) as run:
         source = attach(run.file)
@@ -240,7 +240,7 @@ def test_a_viewer_cannot_send():
         source.close()
 
 
-def test_a_rank_that_comes_after_the_viewer_is_heard_with_its_history(run_dir, attach, monkeypatch):
+def test_a_late_rank_is_received_with_its_history(run_dir, attach, monkeypatch):
     monkeypatch.setattr(live, "CHECK_NS", 20_000_000)
     with FakeRun(run_dir, 2) as run:
         run.train(0, 40)

@@ -1,4 +1,4 @@
-"""Following log files: growing, rotated, truncated, late, unreadable, without an end."""
+"""Tailing log files: growing, rotated, truncated, late, unreadable, with endless lines."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def append(path, data):
         file.write(data)
 
 
-def test_whole_lines_come_once_and_in_order(tmp_path, follow):
+def test_complete_lines_come_once_and_in_order(tmp_path, follow):
     log = tmp_path / "a.log"
     log.write_bytes(b"one\ntwo\nthr")
     tail = follow(log)
@@ -53,7 +53,7 @@ def test_files_that_appear_later_are_read_from_their_beginning(tmp_path, follow)
     assert (lines.source, lines.first_line, len(lines.texts), lines.skipped) == (str(late), 1, LOOK_BACK_BYTES, 0)
 
 
-def test_of_a_file_that_was_there_the_end_is_enough(tmp_path, follow):
+def test_an_existing_file_is_read_from_near_its_end(tmp_path, follow):
     log = tmp_path / "a.log"
     log.write_bytes(b"0123456789 some line\n" * 10_000 + b"last\n")
     (lines,) = follow(log, from_end=True).poll()
@@ -68,7 +68,7 @@ def numbered(lines):
     return list(enumerate(lines.texts, lines.first_line))
 
 
-def test_lines_of_a_file_that_is_read_from_near_its_end_have_the_numbers_that_they_have_in_it(tmp_path, follow):
+def test_line_numbers_are_those_of_the_file_when_read_from_near_its_end(tmp_path, follow):
     log = tmp_path / "a.log"
     log.write_text("".join(f"line {number}\n" for number in range(1, 20_001)))
     (lines,) = follow(log, from_end=True).poll()
@@ -77,7 +77,7 @@ def test_lines_of_a_file_that_is_read_from_near_its_end_have_the_numbers_that_th
     assert all(text == f"line {number}" for number, text in numbered(lines))
 
 
-def test_lines_that_come_into_an_older_file_have_the_numbers_that_they_have_in_it(tmp_path, follow):
+def test_line_numbers_are_those_of_the_file_when_an_older_one_grows(tmp_path, follow):
     log = tmp_path / "a.log"
     log.write_bytes(b"one\ntwo\n")
     os.utime(log, (1000, 1000))
@@ -88,7 +88,7 @@ def test_lines_that_come_into_an_older_file_have_the_numbers_that_they_have_in_i
     assert tail.poll() == [Lines(str(log), 3, ["three", "four"], 8)]
 
 
-def test_lines_before_are_not_counted_where_that_would_take_long(tmp_path, follow, monkeypatch):
+def test_skipped_lines_of_a_large_file_are_not_counted(tmp_path, follow, monkeypatch):
     monkeypatch.setattr(tail_module, "COUNTED_BYTES", 7)
     log = tmp_path / "a.log"
     log.write_bytes(b"one\ntwo\n")
@@ -137,7 +137,7 @@ def test_a_truncated_file_begins_anew(tmp_path, follow):
     assert tail.poll() == [Lines(str(log), 1, ["anew"], 0)]
 
 
-def test_a_deleted_file_is_left_and_taken_up_when_it_is_back(tmp_path, follow):
+def test_a_deleted_file_is_followed_again_when_it_is_back(tmp_path, follow):
     log = tmp_path / "a.log"
     log.write_bytes(b"one\n")
     tail = follow(log)
@@ -150,7 +150,7 @@ def test_a_deleted_file_is_left_and_taken_up_when_it_is_back(tmp_path, follow):
     assert tail.poll() == [Lines(str(log), 1, ["more than before"], 0)]
 
 
-def test_bytes_that_are_no_text_are_replaced(tmp_path, follow):
+def test_invalid_utf8_is_replaced(tmp_path, follow):
     log = tmp_path / "a.log"
     log.write_bytes(b"\xff\xfe\x00ok\n" + "é\n".encode() + b"\xe2\x82\n" + bytes(range(256)) * 10 + b"\nend\n")
     (lines,) = follow(log).poll()
@@ -159,7 +159,7 @@ def test_bytes_that_are_no_text_are_replaced(tmp_path, follow):
     assert lines.texts[-1] == "end"
 
 
-def test_a_character_that_arrives_in_two_pieces_is_whole(tmp_path, follow):
+def test_a_character_that_arrives_in_two_parts_is_joined(tmp_path, follow):
     log = tmp_path / "a.log"
     log.write_bytes(b"caf\xc3")
     tail = follow(log)
@@ -169,7 +169,7 @@ def test_a_character_that_arrives_in_two_pieces_is_whole(tmp_path, follow):
     assert tail.poll()[0].texts == ["café"]
 
 
-def test_a_line_without_an_end_is_kept_only_in_part(tmp_path, follow):
+def test_an_endless_line_is_truncated(tmp_path, follow):
     log = tmp_path / "a.log"
     log.write_bytes(b"x" * (5 * FILE_BYTES) + b"\nshort\n")
     tail = follow(log)
@@ -182,7 +182,7 @@ def test_a_line_without_an_end_is_kept_only_in_part(tmp_path, follow):
     assert sum(lines.skipped for lines in seen) == 5 * FILE_BYTES - LINE_BYTES
 
 
-def test_one_look_reads_so_much_and_the_next_goes_on(tmp_path, follow):
+def test_a_poll_is_bounded_and_the_next_continues(tmp_path, follow):
     log = tmp_path / "a.log"
     log.write_bytes(b"a line of some length\n" * 300_000)
     tail = follow(log)
@@ -211,7 +211,7 @@ def test_many_large_files_take_turns(tmp_path, follow, monkeypatch):
     assert set(counts.values()) == {20_000}
 
 
-def test_pipes_and_directories_are_refused_once_without_waiting(tmp_path, follow):
+def test_pipes_and_directories_are_rejected_once_without_blocking(tmp_path, follow):
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "folder").mkdir()
     (tmp_path / "loop").symlink_to("loop")
@@ -224,7 +224,7 @@ def test_pipes_and_directories_are_refused_once_without_waiting(tmp_path, follow
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
-def test_an_unreadable_file_is_told_once(tmp_path, follow):
+def test_an_unreadable_file_is_reported_once(tmp_path, follow):
     log = tmp_path / "a.log"
     log.write_bytes(b"one\n")
     log.chmod(0)
@@ -237,7 +237,7 @@ def test_an_unreadable_file_is_told_once(tmp_path, follow):
     assert tail.poll()[0].texts == ["one"]
 
 
-def test_a_file_that_fails_while_it_is_read_is_told_once(tmp_path, follow):
+def test_a_read_error_is_reported_once(tmp_path, follow):
     (tmp_path / "a.log").write_bytes(b"one\n")
     tail = follow("/proc/self/mem", tmp_path / "a.log")
 
@@ -252,7 +252,7 @@ def test_a_file_with_two_names_is_read_once(tmp_path, follow):
     assert len(follow(tmp_path / "*.log").poll()) == 1
 
 
-def test_a_name_with_brackets_is_a_name(tmp_path, follow):
+def test_a_file_name_may_contain_glob_characters(tmp_path, follow):
     log = tmp_path / "log[1].txt"
     log.write_bytes(b"one\n")
 

@@ -1,4 +1,4 @@
-"""The end of a process becomes a frame: once, after all that the process had said, and only where it can be seen."""
+"""The exit of a process becomes a frame: once, after all its messages, and only on this node."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def gone(messages):
 
 
 def later(source, looks=3):
-    """All messages while the processes were looked at a few times more."""
+    """All messages of a few further checks."""
     until_ns = source._check_ns + looks * live.CHECK_NS
     return messages_until(source, lambda seen: source._check_ns >= until_ns)
 
@@ -56,7 +56,7 @@ def often(monkeypatch):
     monkeypatch.setattr(live, "GRACE_NS", 100_000_000)
 
 
-def test_a_process_that_ends_is_told_once(run_dir, victim, often):
+def test_an_exit_is_reported_once(run_dir, victim, often):
     with FakeRun(run_dir, 2) as run, closing(Live(belonging_to(run.file, victim, 1))) as source:
         assert gone(later(source)) == []
         victim.kill()
@@ -65,7 +65,7 @@ def test_a_process_that_ends_is_told_once(run_dir, victim, often):
         assert gone(later(source)) == []
 
 
-def test_a_process_that_had_ended_before_is_told_at_once(run_dir, victim, monkeypatch):
+def test_an_earlier_exit_is_reported_at_once(run_dir, victim, monkeypatch):
     monkeypatch.setattr(live, "GRACE_NS", 3600 * 10**9)
     with FakeRun(run_dir, 2, rank1={"beats": False, "answers": False}) as run:
         file = belonging_to(run.file, victim, 1)
@@ -79,7 +79,7 @@ def held(messages):
     return [(message.rank, message.by) for message in messages if isinstance(message, wire.Held)]
 
 
-def test_a_process_that_is_stopped_is_told_once_and_so_is_that_it_runs_again(run_dir, victim, often):
+def test_stop_and_continue_are_reported_once_each(run_dir, victim, often):
     with FakeRun(run_dir, 2) as run, closing(Live(belonging_to(run.file, victim, 1))) as source:
         assert sorted(held(later(source))) == [(0, "nothing"), (1, "nothing")], "both may run"
         victim.send_signal(signal.SIGSTOP)
@@ -89,7 +89,7 @@ def test_a_process_that_is_stopped_is_told_once_and_so_is_that_it_runs_again(run
         assert held(messages_until(source, held)) == [(1, "nothing")]
 
 
-def test_waiting_for_a_disk_counts_when_it_is_seen_twice(run_dir, victim, often, monkeypatch):
+def test_a_disk_wait_is_reported_when_seen_twice(run_dir, victim, often, monkeypatch):
     states = iter(["disk", "nothing", "disk", "disk"])
     monkeypatch.setattr(departures, "_held", lambda pid: next(states, "nothing") if pid == victim.pid else "")
     with FakeRun(run_dir, 2) as run, closing(Live(belonging_to(run.file, victim, 1))) as source:
@@ -97,8 +97,8 @@ def test_waiting_for_a_disk_counts_when_it_is_seen_twice(run_dir, victim, often,
         assert reported == [(1, "nothing"), (1, "disk"), (1, "nothing")]
 
 
-def test_what_the_process_said_last_comes_first(run_dir, victim, often):
-    """A goodbye that waits in the socket while nobody reads must not be overtaken."""
+def test_a_goodbye_comes_before_the_exit(run_dir, victim, often):
+    """A goodbye that is unread in the socket must not be overtaken."""
     with FakeRun(run_dir, 2) as run, closing(Live(belonging_to(run.file, victim, 1))) as source:
         assert run.ranks[1].followed.wait(GIVE_UP_S)
         messages_until(source, lambda seen: {message.rank for message in seen} == {0, 1})
@@ -111,7 +111,7 @@ def test_what_the_process_said_last_comes_first(run_dir, victim, often):
     assert goodbye < next(number for number, message in enumerate(seen) if isinstance(message, wire.Gone))
 
 
-def test_processes_of_other_nodes_are_not_judged(run_dir, victim, often):
+def test_processes_of_other_nodes_are_ignored(run_dir, victim, often):
     with FakeRun(run_dir, 2) as run:
         file = belonging_to(run.file, victim, 1, node="elsewhere")
         victim.kill()
@@ -121,9 +121,7 @@ def test_processes_of_other_nodes_are_not_judged(run_dir, victim, often):
 
 
 @pytest.mark.parametrize("still_runs", [False, True])
-def test_a_rank_that_had_left_in_order_before_we_came_is_told_as_such_and_not_as_gone(
-    run_dir, victim, often, still_runs
-):
+def test_an_earlier_orderly_exit_is_reported_as_goodbye(run_dir, victim, often, still_runs):
     with FakeRun(run_dir, 2) as run:
         mine = belonging_to(run.file, victim, 1)
         if not still_runs:
@@ -145,7 +143,7 @@ def test_a_rank_that_had_left_in_order_before_we_came_is_told_as_such_and_not_as
         (wire.encode(wire.Gone(rank=1, seq=0)), ("closed", 0)),
     ],
 )
-def test_what_a_rank_that_failed_has_left_to_be_read_is_its_goodbye(run_dir, often, words, reported):
+def test_the_goodbye_on_disk_is_used(run_dir, often, words, reported):
     with FakeRun(run_dir, 2) as run:
         rundir.leave(Path(run.file.endpoints[1].address.removeprefix("ipc://")), words)
         with closing(Live(run.file)) as source:
@@ -154,7 +152,7 @@ def test_what_a_rank_that_failed_has_left_to_be_read_is_its_goodbye(run_dir, oft
     assert (bye.reason, bye.seq, bye.rank) == (*reported, 1)
 
 
-def test_a_rank_whose_whole_run_was_taken_away_has_not_left_in_order(run_dir, victim, often):
+def test_a_removed_run_directory_is_not_an_orderly_exit(run_dir, victim, often):
     with FakeRun(run_dir, 2) as run, closing(Live(belonging_to(run.file, victim, 1))) as source:
         assert gone(later(source)) == []
         for file in (run_dir / run.file.id).iterdir():
@@ -165,8 +163,8 @@ def test_a_rank_whose_whole_run_was_taken_away_has_not_left_in_order(run_dir, vi
 
 
 @pytest.mark.parametrize("reaped", [True, False])
-def test_the_end_of_a_process_is_seen_as_it_happens_with_its_exit_code(run_dir, victim, reaped, monkeypatch):
-    """The usual look is an hour away. A kernel before 6.15 does not tell how a process ended that was reaped."""
+def test_an_exit_is_seen_at_once_with_its_exit_code(run_dir, victim, reaped, monkeypatch):
+    """The regular check is an hour away. Kernels before 6.15 do not report the exit code of a reaped process."""
     monkeypatch.setattr(live, "CHECK_NS", 3600 * 10**9)
     with FakeRun(run_dir, 2) as run, closing(Live(belonging_to(run.file, victim, 1))) as source:
         messages_until(source, lambda seen: {message.rank for message in seen} == {0, 1})

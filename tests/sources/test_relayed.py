@@ -1,4 +1,4 @@
-"""A relay: one port through which a run is heard as if directly, by those with its ticket and by nobody else."""
+"""A relay: one port through which viewers with its ticket, and no others, receive a run."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ GIVE_UP_S = 30
 
 
 class Subscribed:
-    """What is subscribed at a fake rank now, and every history that it was asked for."""
+    """Current subscriptions at a fake rank, and every history that was requested."""
 
     def __init__(self, rank):
         self.now, self.snaps = set(), []
@@ -121,15 +121,15 @@ def test_steps_of_a_rank_with_another_version_of_the_agent_pass_a_relay(run, rel
     assert state.bad == 0
 
 
-def test_the_viewer_connects_to_the_relay_and_to_nobody_else(run, relay):
-    """Though it is on the ranks' own host: what works here works through a tunnel."""
+def test_the_viewer_connects_only_to_the_relay(run, relay):
+    """Even on the ranks' own host, so that it works through a tunnel too."""
     state = make_state(relay.ticket)
     with closing(Live(relay.ticket)) as source:
         follow(source, state, all_snapped(state))
         assert list(source._ranks_at) == [relay.ticket.relay.tcp_address]
 
 
-def test_one_viewer_goes_and_the_other_hears_on(run, relay):
+def test_a_viewer_leaves_and_the_other_still_receives(run, relay):
     first, second = make_state(relay.ticket), make_state(relay.ticket)
     with closing(Live(relay.ticket)) as stays:
         with closing(Live(relay.ticket)) as leaves:
@@ -149,7 +149,7 @@ def test_one_viewer_goes_and_the_other_hears_on(run, relay):
     assert [rank.lost for rank in second.ranks.values()] == [0, 0]
 
 
-def test_each_viewer_gets_a_history_of_its_own_and_when_it_goes_nothing_is_left_of_its_wishes(run, relay):
+def test_each_viewer_gets_its_own_history_and_leaves_no_subscription(run, relay):
     asked = [Subscribed(rank) for rank in run.ranks]
     for _ in range(2):
         state = make_state(relay.ticket)
@@ -161,7 +161,7 @@ def test_each_viewer_gets_a_history_of_its_own_and_when_it_goes_nothing_is_left_
     wait_until(lambda: not any(each.now - set(wire.LIVE_TOPICS) for each in asked))
 
 
-def test_only_the_rank_that_is_meant_is_asked_for_its_stack(run, relay):
+def test_only_the_selected_rank_is_subscribed_for_its_stack(run, relay):
     asked = [Subscribed(rank) for rank in run.ranks]
     state = make_state(relay.ticket)
     with closing(Live(relay.ticket)) as source:
@@ -176,7 +176,7 @@ def test_only_the_rank_that_is_meant_is_asked_for_its_stack(run, relay):
         follow(source, state, lambda: not asked[1].stacks())
 
 
-def test_ranks_are_asked_for_their_history_block_by_block(run_dir, monkeypatch):
+def test_histories_are_requested_block_by_block(run_dir, monkeypatch):
     monkeypatch.setattr(wishes, "BLOCK_RANKS", 2)
     with FakeRun(run_dir, 5) as run:
         asked = [Subscribed(rank) for rank in run.ranks]
@@ -188,7 +188,7 @@ def test_ranks_are_asked_for_their_history_block_by_block(run_dir, monkeypatch):
     assert blocks[0] == blocks[1] != blocks[4]
 
 
-def test_a_viewer_that_always_has_something_to_read_asks_for_the_next_histories_too(run_dir, monkeypatch):
+def test_a_busy_viewer_requests_the_next_histories_too(run_dir, monkeypatch):
     monkeypatch.setattr(wishes, "BLOCK_RANKS", 2)
     monkeypatch.setattr(live, "ASKED_AT_ONCE", 2)
     with FakeRun(run_dir, 5) as run, relayed(run.file) as relay, closing(Live(relay.ticket)) as source:
@@ -198,7 +198,7 @@ def test_a_viewer_that_always_has_something_to_read_asks_for_the_next_histories_
         follow(source, state, all_snapped(state))
 
 
-def test_what_a_rank_sends_that_is_no_frame_stops_at_the_relay_and_the_next_one_comes_through(run, relay):
+def test_malformed_frames_stop_at_the_relay_and_later_ones_pass(run, relay):
     state = make_state(relay.ticket)
     with closing(Live(relay.ticket)) as source:
         follow(source, state, all_snapped(state))
@@ -214,15 +214,15 @@ def test_what_a_rank_sends_that_is_no_frame_stops_at_the_relay_and_the_next_one_
     assert (state.ranks[0].steps.indices() == range(43)).all()
 
 
-def test_what_is_no_wish_is_none():
+def test_other_topics_are_not_subscriptions():
     for topic in (b"", b"snap/", b"snap/ab", b"stack/ab/", b"stack/ab/12345678", b"snap/xy/1", b"stack/" + b"a" * 80):
         assert wishes.read(topic) is None
     assert wishes.read(wishes.of_rank(b"stacks/ab", 17)) == ("stack", 17)
     assert wishes.read(wishes.of_block(b"snap/ab", 130)) == ("snap", 2)
 
 
-def test_a_viewer_whose_connection_broke_is_sent_its_history_again(run, relay):
-    """As a socket does that connects anew: the same wish, while the relay may still have the old one."""
+def test_a_reconnecting_viewer_gets_its_history_again(run, relay):
+    """As a reconnecting socket: the same subscription, while the relay may still have the old one."""
     topic = wire.SNAP_PREFIX + secrets.token_hex(8).encode() + b"/0"
     point = relay.ticket.relay
 
@@ -244,7 +244,7 @@ def test_a_viewer_whose_connection_broke_is_sent_its_history_again(run, relay):
         context.destroy(linger=0)
 
 
-def test_a_rank_that_comes_later_is_heard_and_gets_into_the_ticket(run_dir):
+def test_a_late_rank_is_relayed_and_added_to_the_ticket(run_dir):
     with FakeRun(run_dir, 2) as run:
         whole = run.file
         rundir.write(run_dir, msgspec.structs.replace(whole, endpoints=whole.endpoints[:1]))
@@ -257,7 +257,7 @@ def test_a_rank_that_comes_later_is_heard_and_gets_into_the_ticket(run_dir):
                 follow(source, state, all_snapped(state))
 
 
-# who is let in
+# access
 
 
 def test_the_ticket_holds_keys_of_the_relay_and_none_of_the_run(run_dir):
@@ -271,7 +271,7 @@ def test_the_ticket_holds_keys_of_the_relay_and_none_of_the_run(run_dir):
     assert "10.0.0.1" not in written
 
 
-def test_a_stranger_is_refused_at_once_counted_and_gets_not_a_byte(run, relay):
+def test_a_stranger_is_refused_counted_and_gets_no_data(run, relay):
     ticket = relay.ticket
     began_s = time.monotonic()
     with pytest.raises(AccessRefused, match="does not accept the key; get a new ticket from where `ddpwatch relay`"):
@@ -293,21 +293,21 @@ def test_a_stranger_is_refused_at_once_counted_and_gets_not_a_byte(run, relay):
         assert not socket.poll(0)
 
 
-def test_the_ticket_of_another_relay_opens_nothing(run, relay):
+def test_the_ticket_of_another_relay_is_refused(run, relay):
     with relayed(run.file) as other:
         with pytest.raises(AccessRefused):
             probe(msgspec.structs.replace(relay.ticket, viewer_secret_key=other.ticket.viewer_secret_key))
         probe(other.ticket)
 
 
-def test_a_relay_that_is_gone_is_said_to_be(run):
+def test_a_closed_relay_is_reported(run):
     with relayed(run.file) as relay:
         ticket = relay.ticket
     with pytest.raises(NoSuchRun, match=r"the relay of run .* does not answer at tcp://127.0.0.1:"):
         probe(ticket, timeout_s=0.3)
 
 
-def test_the_ticket_says_where_the_tunnel_begins(run):
+def test_the_ticket_has_the_address_of_the_tunnel(run):
     with relayed(run.file, advertise="localhost:7001") as relay:
         assert relay.ticket.relay.tcp_address == "tcp://localhost:7001"
     with relayed(run.file, bind="0.0.0.0:0") as relay:
@@ -322,14 +322,14 @@ def test_a_relay_is_not_relayed(run, relay):
 # ends
 
 
-def test_a_rank_that_dies_behind_a_relay_is_lost_with_its_exit_code_also_for_who_comes_later(run_dir):
+def test_a_rank_killed_behind_a_relay_is_lost_with_its_exit_code_for_late_viewers_too(run_dir):
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     try:
         with FakeRun(run_dir, 2) as run:
             endpoint = make_run_file(run_dir, 2, pid=child.pid).endpoints[1]
             file = msgspec.structs.replace(run.file, endpoints=[run.file.endpoints[0], endpoint])
             with relayed(file) as relay:
-                # As it is read on a host that has none of the ranks.
+                # As read on a host without any of the ranks.
                 away = [msgspec.structs.replace(each, node="elsewhere") for each in relay.ticket.endpoints]
                 ticket = msgspec.structs.replace(relay.ticket, endpoints=away)
                 state, later = make_state(ticket), make_state(ticket)
@@ -342,7 +342,7 @@ def test_a_rank_that_dies_behind_a_relay_is_lost_with_its_exit_code_also_for_who
     finally:
         child.kill()
         child.wait()
-    assert state.ranks[1].exit_code in {-signal.SIGKILL, None}  # None: this kernel does not tell
+    assert state.ranks[1].exit_code in {-signal.SIGKILL, None}  # None: this kernel does not report it
     assert later.ranks[1].exit_code == state.ranks[1].exit_code
     assert (state.ranks[1].ended_ns is None, later.ranks[1].ended_ns) == (state.ranks[1].exit_code is None, None)
     assert state.ranks[0].gone_ns is None
@@ -365,7 +365,7 @@ def test_a_silent_rank_behind_a_relay_is_lost_and_the_others_are_not(run, relay)
     assert "rank 1 (node-a" in finding.message
 
 
-def test_a_relay_that_dies_is_told_as_that_and_no_rank_is_blamed(run):
+def test_a_dead_relay_is_reported_and_no_rank_is_blamed(run):
     limits = msgspec.structs.replace(DEFAULTS, rank_lost=msgspec.structs.replace(DEFAULTS.rank_lost, silent_s=2.1))
     relay = RelayThread(run.file)
     try:
@@ -390,8 +390,8 @@ def test_a_relay_that_dies_is_told_as_that_and_no_rank_is_blamed(run):
         relay.stop()
 
 
-def test_a_frame_of_a_rank_is_a_sign_of_the_relay_that_passed_it_on():
-    """Its own word comes behind those of the ranks when it had been held up."""
+def test_a_frame_of_a_rank_is_a_heartbeat_of_its_relay():
+    """After a stall its own heartbeat comes after frames of the ranks."""
     second = 1_000_000_000
     state = RunState("ab12cd34", "train", 1)
     state.apply(wire.Relay(rank=0, seq=0, host="login"), second)
@@ -402,14 +402,14 @@ def test_a_frame_of_a_rank_is_a_sign_of_the_relay_that_passed_it_on():
     assert not state.relay_lost
 
 
-def test_a_viewer_that_was_held_up_does_not_call_others_silent(run, relay):
-    """The first frames that it reads then are those of a rank or two; the relay's word is behind them."""
+def test_a_stalled_viewer_does_not_report_silent_ranks(run, relay):
+    """The first frames that it reads then are of one or two ranks; the relay's heartbeat comes after them."""
     limits = msgspec.structs.replace(DEFAULTS, rank_lost=msgspec.structs.replace(DEFAULTS.rank_lost, silent_s=2.1))
     with closing(RunFollower(relay.ticket, limits)) as follower:
         state = follower.monitor.state
         advance(follower, lambda: follower.answered and state.relay is not None)
         time.sleep(3)
-        # Nothing is read at first, and then one frame: the thread that receives them has only just begun again.
+        # Nothing is read at first, and then one frame: the receiving thread has only just resumed.
         follower.advance(0)
         for _ in range(2):
             follower.monitor.evaluate_now()
@@ -420,7 +420,7 @@ def test_a_viewer_that_was_held_up_does_not_call_others_silent(run, relay):
 
 
 def test_a_rank_that_was_silent_before_the_relay_fell_silent_stays_lost():
-    """The relay explains the silence that began with its own, and no other."""
+    """The relay explains only silence that began with its own."""
     second = 1_000_000_000
     state = RunState("ab12cd34", "train", 3)
     for rank in range(3):
@@ -444,8 +444,8 @@ def test_the_relay_ends_with_the_run_and_so_do_its_viewers(run, relay):
     wait_until(lambda: relay.ended == "its ranks said goodbye")
 
 
-def test_a_viewer_elsewhere_learns_from_the_relay_that_the_processes_are_gone(run_dir):
-    """It cannot see them, and would wait for a word of theirs for ever."""
+def test_a_remote_viewer_learns_of_exits_from_the_relay(run_dir):
+    """It cannot observe them, and would wait for a message forever."""
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     try:
         file = make_run_file(run_dir, 1, pid=child.pid)
@@ -468,7 +468,7 @@ def test_a_viewer_elsewhere_learns_from_the_relay_that_the_processes_are_gone(ru
     assert relay.ended == "its processes are gone"
 
 
-def test_a_viewer_that_stands_still_costs_a_bounded_queue_and_holds_nobody_up(run_dir, monkeypatch):
+def test_a_stopped_viewer_costs_a_bounded_queue_and_blocks_no_other(run_dir, monkeypatch):
     monkeypatch.setattr("ddpwatch.outputs.relay.MIN_QUEUE", 16)
     monkeypatch.setattr("ddpwatch.outputs.relay.SEND_QUEUE", 1)
     with FakeRun(run_dir, 1) as run, relayed(run.file) as relay:
@@ -482,7 +482,7 @@ def test_a_viewer_that_stands_still_costs_a_bounded_queue_and_holds_nobody_up(ru
             state = make_state(relay.ticket)
             with closing(Live(relay.ticket)) as source:
                 follow(source, state, all_snapped(state))
-                # It is there as soon as it has something to read.
+                # It is connected once it has something to read.
                 wait_until(lambda: run.ranks[0].send_raw(b"event", b"?") or stuck.poll(0))
                 before_bytes = _rss_bytes()
                 for _ in range(100):  # 100 MB
@@ -501,7 +501,7 @@ def _rss_bytes() -> int:
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-def test_threads_are_all_gone(run):
+def test_no_thread_is_left(run):
     before = threading.active_count()
     with relayed(run.file):
         pass

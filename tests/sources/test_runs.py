@@ -1,4 +1,4 @@
-"""Which run is meant, and what is said when none or several are."""
+"""Selection of a run, and errors when none or several match."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.builders.fake_rank import make_run_file
 
 
 def start(base, run_id, name="train", **changed):
-    """Leave the files of a live run, without sockets behind them."""
+    """Create the files of a live run, without sockets."""
     run = make_run_file(base, 2, run_id=run_id, name=name, **changed)
     (base / run_id).mkdir()
     rundir.write(base, run)
@@ -64,7 +64,7 @@ def test_a_name_may_have_a_slash_in_it_unless_it_is_a_path(run_dir, tmp_path, mo
 
 
 @pytest.mark.parametrize("selector", [None, "train", "ab"])
-def test_it_refuses_to_choose_between_several(run_dir, selector):
+def test_several_matches_are_refused(run_dir, selector):
     start(run_dir, "ab12cd34ab12cd34")
     start(run_dir, "ab99cd34ab12cd34")
 
@@ -79,7 +79,7 @@ def test_it_refuses_to_choose_between_several(run_dir, selector):
     ("names", "selector", "by"), [(("one", "two"), None, "id or name"), (("one", "two"), "ab", "id or name"),
                                   (("one", "one"), None, "id"), (("one", "one"), "one", "id")],
 )  # fmt: skip
-def test_of_several_one_is_named_by_what_tells_them_apart(run_dir, names, selector, by):
+def test_several_matches_name_the_distinguishing_selector(run_dir, names, selector, by):
     for number, name in enumerate(names):
         start(run_dir, f"ab{number}2cd34ab12cd34", name)
 
@@ -123,12 +123,12 @@ def test_a_stale_run_is_pruned(run_dir, dead_pid_file):
     assert not (run_dir / dead_pid_file.id).exists()
 
 
-def test_a_ticket_of_a_run_that_has_ended_is_no_run(run_dir, dead_pid_file):
+def test_a_ticket_of_an_ended_run_is_refused(run_dir, dead_pid_file):
     with pytest.raises(NoSuchRun, match="has ended"):
         find(str(run_dir / dead_pid_file.id))
 
 
-def test_a_ticket_that_is_missing_or_no_ticket_is_refused_by_name(tmp_path):
+def test_a_missing_or_invalid_ticket_is_refused_by_name(tmp_path):
     (tmp_path / "bad.json").write_text("{}")
 
     (tmp_path / "empty.json").touch()
@@ -174,7 +174,7 @@ def test_many_runs_are_not_all_listed(run_dir):
 
 
 @pytest.mark.parametrize("mode", [0o755, 0o770, 0o707])
-def test_a_run_directory_that_others_may_enter_is_refused(run_dir, mode):
+def test_a_run_directory_open_to_others_is_refused(run_dir, mode):
     run_dir.chmod(mode)
 
     with pytest.raises(RunDirRefused, match="chmod 700"):
@@ -189,7 +189,7 @@ def test_a_run_directory_that_is_a_file_is_refused(run_dir, monkeypatch):
         live_runs()
 
 
-def test_ranks_on_another_node_are_believed_to_be_alive(run_dir):
+def test_ranks_on_another_node_are_assumed_alive(run_dir):
     run = start(run_dir, "ab12cd34ab12cd34")
     elsewhere = [rundir.Endpoint(0, "node-b", "other-node", 1, 0.0, "ipc:///nowhere")]
 

@@ -1,4 +1,4 @@
-"""Stacks are asked of those ranks that others wait for, and of no others."""
+"""Stacks are requested only from ranks that others wait for."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ WAITS = wire.Collective("0", 66, "all_reduce", "[9] Float", False, 36)
 
 
 class Asked:
-    """What a fake rank is asked for under `stack/`: topics in the order in which they came, and those that are left."""
+    """Subscriptions under `stack/` at a fake rank: all topics in order, and the current ones."""
 
     def __init__(self, rank):
         self.topics, self.left = [], set()
@@ -44,7 +44,7 @@ class Asked:
 
 @pytest.fixture
 def two_ranks(run_dir):
-    """A run of two ranks, what they are asked for, and a source that has heard both."""
+    """A run of two ranks, their subscriptions, and a source that has received both."""
     with FakeRun(run_dir, 2) as run:
         asked = [Asked(rank) for rank in run.ranks]
         state = make_state(run.file)
@@ -53,7 +53,7 @@ def two_ranks(run_dir):
             yield run, asked, source, state
 
 
-def test_only_the_ranks_that_are_wanted_are_asked_and_their_answers_come_as_frames(two_ranks):
+def test_stacks_come_only_from_the_wanted_ranks(two_ranks):
     run, asked, source, state = two_ranks
     assert [each.topics for each in asked] == [[], []]
 
@@ -75,7 +75,7 @@ def test_only_the_ranks_that_are_wanted_are_asked_and_their_answers_come_as_fram
     assert (state.bad, state.ranks[0].stack) == (0, None)
 
 
-def test_nobody_is_asked_any_more_when_nobody_is_wanted(two_ranks):
+def test_subscriptions_end_when_no_rank_is_wanted(two_ranks):
     run, asked, source, state = two_ranks
     source.want_stacks(frozenset({0, 1}))
     follow(source, state, lambda: all(each.left for each in asked))
@@ -87,7 +87,7 @@ def test_nobody_is_asked_any_more_when_nobody_is_wanted(two_ranks):
     assert [rank.lost for rank in state.ranks.values()] == [0, 0], "the other topics are followed as before"
 
 
-def test_a_rank_that_does_not_exist_is_not_asked_and_is_no_error(two_ranks):
+def test_an_unknown_rank_is_ignored(two_ranks):
     _, asked, source, state = two_ranks
     source.want_stacks(frozenset({1, 7}))
     follow(source, state, lambda: asked[1].topics)
@@ -95,7 +95,7 @@ def test_a_rank_that_does_not_exist_is_not_asked_and_is_no_error(two_ranks):
     assert asked[0].topics == []
 
 
-def test_a_malformed_answer_is_counted_and_the_next_is_read(two_ranks):
+def test_a_malformed_stack_is_counted_and_the_next_is_read(two_ranks):
     run, asked, source, state = two_ranks
     source.want_stacks(frozenset({1}))
     follow(source, state, lambda: asked[1].topics)
@@ -108,7 +108,7 @@ def test_a_malformed_answer_is_counted_and_the_next_is_read(two_ranks):
     assert state.bad == 2
 
 
-def test_a_rank_that_is_wanted_before_it_is_known_is_asked_when_it_comes(run_dir, monkeypatch):
+def test_a_rank_wanted_before_it_registers_is_subscribed_later(run_dir, monkeypatch):
     monkeypatch.setattr(live, "CHECK_NS", 20_000_000)
     with FakeRun(run_dir, 2) as run:
         asked = Asked(run.ranks[1])
@@ -121,7 +121,7 @@ def test_a_rank_that_is_wanted_before_it_is_known_is_asked_when_it_comes(run_dir
             follow(source, state, lambda: asked.topics)
 
 
-def test_a_rank_that_somebody_looks_at_is_asked_until_they_look_away(run_dir):
+def test_a_displayed_rank_is_subscribed_until_it_is_hidden(run_dir):
     with FakeRun(run_dir, 2) as run, closing(RunFollower(run.file)) as follower:
         asked = [Asked(rank) for rank in run.ranks]
         deadline_s = time.monotonic() + GIVE_UP_S
@@ -141,19 +141,19 @@ def test_a_rank_that_somebody_looks_at_is_asked_until_they_look_away(run_dir):
 
 @contextmanager
 def many_ranks(run_dir, world):
-    """A run of so many ranks that never answer, all of them played by one socket."""
+    """A run of many ranks that never answer, all on one socket."""
     rundir.ensure_base(run_dir)
     file = make_run_file(run_dir, world)
     (run_dir / file.id).mkdir(mode=0o700)
     with zmq.Context() as context, context.socket(zmq.XPUB) as socket:
         socket.setsockopt(zmq.LINGER, 0)
-        socket.setsockopt(zmq.XPUB_VERBOSE, 1)  # the same subscription is heard from every connection
+        socket.setsockopt(zmq.XPUB_VERBOSE, 1)  # reports the same subscription of every connection
         for endpoint in file.endpoints:
             socket.bind(endpoint.address)
         yield file, socket
 
 
-def test_ranks_beyond_those_that_are_asked_at_once_are_asked_in_the_end(run_dir):
+def test_ranks_beyond_the_first_batch_are_subscribed_later(run_dir):
     world = ASKED_AT_ONCE + 9
     with many_ranks(run_dir, world) as (file, socket), closing(Live(file)) as source:
         assert len(source._connected) == ASKED_AT_ONCE
@@ -173,8 +173,8 @@ def test_ranks_beyond_those_that_are_asked_at_once_are_asked_in_the_end(run_dir)
 
 
 @pytest.mark.parametrize(("number", "asks"), [(signal.SIGABRT, True), (signal.SIGKILL, False)])
-def test_when_a_process_is_aborted_all_are_asked_at_once_and_for_a_moment_only(run_dir, monkeypatch, number, asks):
-    """Its launcher ends the others before they come to their last words. Of a kill nobody needs to know more."""
+def test_an_abort_requests_all_stacks_for_a_moment(run_dir, monkeypatch, number, asks):
+    """The launcher ends the others before their goodbyes. A kill needs no stacks."""
     monkeypatch.setattr(live, "CHECK_NS", 100_000_000)
     monkeypatch.setattr(live, "GRACE_NS", 100_000_000)
     with victim_process() as victim, FakeRun(run_dir, 2) as run:

@@ -1,4 +1,4 @@
-"""Processes to be killed, in the place of ranks."""
+"""Processes to be killed in place of ranks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ddpwatch import rundir
 
 @contextmanager
 def victim_process():
-    """A process to be killed; it is in any case."""
+    """A process to be killed, at the latest on exit."""
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
         yield process
         process.kill()

@@ -16,11 +16,12 @@ from ddpwatch import wire
 from ddpwatch.core.limits import DEFAULTS
 from ddpwatch.core.monitor import Monitor
 from ddpwatch.core.state.run import RunState
-from ddpwatch.simulator.gpus import MadeGpus
-from ddpwatch.simulator.scenario import Fault, Scenario, frames
+from ddpwatch.simulator.gpus import SimulatedGpus
+from ddpwatch.simulator.scenario import Fault, Scenario
 from ddpwatch.sources.frames import Frame
 from ddpwatch.tui.app import Dashboard
 from ddpwatch.tui.feed import Feed
+from tests.builders.scenario_frames import frames
 from tests.recordings.make import HERE as RECORDINGS
 from tests.recordings.make import RUN_ID, read
 
@@ -156,7 +157,7 @@ def _prepared(script: str, upto: int | None) -> tuple[bytes, list[Frame]]:
 
 def _with_gpus(reported, scenario: Scenario):
     """The same run with a GPU for each rank, read twice a second."""
-    gpus = MadeGpus(scenario.world_size, scenario.ranks_per_host, 0)
+    gpus = SimulatedGpus(scenario.world_size, scenario.ranks_per_host, 0)
     seqs, due_ns = Counter(), Counter()
     for frame in reported:
         message = wire.decode(frame.payload)

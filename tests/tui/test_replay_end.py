@@ -13,7 +13,7 @@ from ddpwatch.core.limits import DEFAULTS
 from ddpwatch.recording.reader import Recorded
 from ddpwatch.session.follow import RunFollower
 from ddpwatch.session.playback import Playback
-from ddpwatch.simulator.scenario import Fault, Scenario, frames
+from ddpwatch.simulator.scenario import Fault, Scenario
 from ddpwatch.sources.frames import Frame
 from ddpwatch.tui import replay_feed as replayfeed
 from ddpwatch.tui.feed import Feed
@@ -22,6 +22,7 @@ from ddpwatch.view.cells import plain
 from ddpwatch.view.header import header_line
 from ddpwatch.view.summary import summary_lines
 from tests.builders.kept_runs import Heard, received, record, recorder_at, run_file
+from tests.builders.scenario_frames import frames
 
 MAX_S = 60.0
 STEPS = 1500

@@ -1,4 +1,4 @@
-"""Runs to draw: with everything known, with next to nothing, and with text and numbers meant to do harm."""
+"""Runs to draw: with all figures, with almost none, and with hostile text and numbers."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def texts(lines):
 
 
 def page(lines):
-    """As one text without line breaks, in which wrapped sentences can be looked for."""
+    """Lines joined into one text, in which wrapped sentences can be found."""
     return " ".join(" ".join(texts(lines)).split())
 
 
@@ -60,7 +60,7 @@ def assert_fits(lines, columns, rows=None):
 
 @st.composite
 def run_views(draw):
-    """Any run: ranks that never came, ended or failed, steps that are missing, text that is hostile."""
+    """Random run: with missing, ended and failed ranks, missing steps, and hostile text."""
     world = draw(st.integers(1, 6))
     text = draw(st.sampled_from(["", "node-a", HOSTILE, HOSTILE * 5, "x" * 200, "名" * 200]))[:200]
     state = RunState(text, text, world, [Place(rank, text, 0) for rank in range(draw(st.integers(0, world)))])

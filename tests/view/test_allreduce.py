@@ -1,4 +1,4 @@
-"""The all-reduce screen: the share and its halves, who is waited for, and the buckets or how to have them."""
+"""All-reduce screen: share, wire and waiting, the straggler, and buckets."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.builders.fake_rank import MS, make_snap, make_step
 
 
 def make_run_view(world=4, received=None, slow=2, buckets=None, at=None, comm="passive", **step):
-    """A run of 60 steps, whose slow rank lets the others wait for 10 of 40 ms."""
+    """Run of 60 steps in which the others wait 10 of 40 ms for the slow rank."""
     state = RunState("ab12cd34", "train", world, [Place(rank, "node-a", 100 + rank) for rank in range(world)])
     for rank in range(world if received is None else received):
         late = {"backward": 26} if rank == slow else {"sync": 12} if slow is not None else {}
@@ -47,7 +47,7 @@ def buckets(shown, columns=100, rows=12, **options):
     return [plain(line) for line in bucket_lines(shown, columns, rows, **options)]
 
 
-def test_the_share_is_told_with_its_halves_its_verdict_and_who_is_waited_for():
+def test_the_share_is_shown_with_wire_waiting_verdict_and_straggler():
     lines = share(make_run_view())
 
     assert lines[0] == "all-reduce  24 % of the step = wire 5 % + waiting 19 %   ▲ over 10 %"
@@ -73,11 +73,11 @@ def test_where_a_rank_is_not_heard_nothing_is_guessed():
     assert "wire" not in lines[-1]
 
 
-def test_overlap_is_told_where_buckets_are_timed():
+def test_overlap_is_shown_if_buckets_are_timed():
     assert share(make_run_view(busy_ns=48 * MS))[2].startswith("overlap     80 % of the gradient all-reduce")
 
 
-def test_bus_bandwidth_stands_beside_the_overlap():
+def test_bus_bandwidth_is_shown_beside_the_overlap():
     line = share(make_run_view(busy_ns=48 * MS, comm_bytes=480_000_000))[2]
 
     assert line.endswith(" is hidden behind computing · 15 GB/s bus bandwidth")
@@ -125,7 +125,7 @@ def test_buckets_have_size_times_overlap_and_bus_bandwidth():
     assert lines[5].startswith("━ hidden behind backward   █ the step waits for it")
 
 
-def test_the_bar_tells_what_is_hidden_from_what_is_waited_for():
+def test_the_bar_distinguishes_hidden_from_exposed_time():
     reported = [make_bucket(0, 0, 13), make_bucket(1, 13, 39), make_bucket(2, 30, 38)]
     lines = buckets(make_run_view(buckets={2: reported}), columns=45 + 39)
     bars = [line[29 : 29 + 39] for line in lines[2:5]]
@@ -136,7 +136,7 @@ def test_the_bar_tells_what_is_hidden_from_what_is_waited_for():
 
 
 def test_an_end_that_could_not_be_seen_is_not_made_up():
-    # The agent gives all that it has not seen end the end of the pass.
+    # The agent reports the end of the pass for buckets whose end it has not seen.
     reported = [make_bucket(0, 1, 30), make_bucket(1, 5, 30), make_bucket(2, 9, 0), make_bucket(3, 9, 20)]
     lines = buckets(make_run_view(buckets={2: reported}))
 
@@ -198,7 +198,7 @@ def test_huge_numbers_stay_in_their_columns():
     assert lines[3].endswith(">9999")
 
 
-def test_who_is_waited_for_has_an_alert_or_costs_enough():
+def test_a_rank_is_waited_for_if_it_has_an_alert_or_costs_enough():
     assert waited_for(make_run_view())[0] == (2,)
     assert waited_for(make_run_view(slow=None)) == ((), None)
     assert waited_for(make_run_view(received=0)) == ((), None)

@@ -1,4 +1,4 @@
-"""The mark beside the all-reduce share says what the alert says."""
+"""The mark beside the all-reduce share agrees with the alert."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def make_monitor(sync_ms, steps=120):
 
 
 def with_alert(monitor, *, is_open, last=119):
-    """A picture in which the alert is open or not, whatever the rule thinks."""
+    """Run view with the alert open or not, whatever the rule finds."""
     seen = make_run_view(monitor)
     at = Moment(last, 1, 0)
     alert = Alert(Finding(*KEY[:1], Severity.WARNING, "job", "m", "a"), at, at)
@@ -52,7 +52,7 @@ def test_it_is_there_while_the_alert_is_open(sync_ms, is_open, mark):
     assert ("✓ under" in headline) == (sync_ms == 2 and not is_open)
 
 
-def test_where_it_is_too_early_to_judge_the_share_alone_decides():
+def test_with_too_few_steps_for_the_rule_the_share_alone_decides():
     assert share_mark(make_run_view(make_monitor(9, steps=15))) == "▲ over 10 %"
     assert share_mark(make_run_view(make_monitor(2, steps=15))) == ""
 
@@ -64,7 +64,7 @@ def test_a_stale_alert_marks_nothing():
 
 
 @pytest.mark.parametrize("sync_ms", [2, 9])
-def test_one_look_says_the_same_as_the_rule(sync_ms):
+def test_the_mark_agrees_with_the_rule(sync_ms):
     seen = make_run_view(make_monitor(sync_ms))
 
     assert bool(share_mark(seen)) == (KEY in seen.monitor.book.open) == (sync_ms == 9)

@@ -1,4 +1,4 @@
-"""Lines that never outgrow their terminal, and numbers that never outgrow their column."""
+"""Lines never exceed the terminal, and numbers never exceed their column."""
 
 from __future__ import annotations
 

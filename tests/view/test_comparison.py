@@ -1,4 +1,4 @@
-"""The comparison as people read it, and as programs do."""
+"""Comparison of two runs as text and as a JSON object."""
 
 import json
 from dataclasses import replace
@@ -47,7 +47,7 @@ def sides(**changed):
 
 
 @pytest.mark.parametrize("columns", [80, 120])
-def test_the_table_tells_figures_intervals_and_verdicts(columns):
+def test_the_table_shows_figures_intervals_and_verdicts(columns):
     lines = comparison_lines(comparison(), sides(), columns)
 
     assert_fits(lines, columns)
@@ -90,7 +90,7 @@ def test_a_baseline_adds_a_sentence_and_a_waterfall_for_both():
     assert "B against one process" in text
 
 
-def test_that_the_parts_of_what_is_lost_hold_a_standstill_is_said_with_them():
+def test_losses_that_include_hung_steps_have_a_note():
     stuck = {"scaling": scaling(ONE, FOUR), "hung": STUCK}
     said = "these parts hold the 8.0 s that the job stood still, 49 % of its time: compute need not be slower"
 
@@ -102,8 +102,8 @@ def test_that_the_parts_of_what_is_lost_hold_a_standstill_is_said_with_them():
     assert hung_doubt(gained, STUCK) == said.partition(":")[0]
 
 
-def test_a_speed_up_that_the_table_does_not_show_is_told_with_the_one_that_it_does():
-    """The table has medians; where it has means, they would only confuse."""
+def test_a_speedup_by_means_is_shown_with_the_one_by_medians():
+    """Only beside medians; beside means it would confuse."""
     uneven = scaling(replace(ONE, median_ns=20e6), replace(FOUR, median_ns=40e6))
     found, means = comparison(), replace(comparison(), kinds=(StepModes(20e6, 60e6, 0.3), None))
 
@@ -113,7 +113,7 @@ def test_a_speed_up_that_the_table_does_not_show_is_told_with_the_one_that_it_do
     assert "2.80× as fast as one: 70 %" in page(comparison_lines(means, sides(scaling=uneven), 120))
 
 
-def test_how_a_run_ended_and_that_it_stood_still_is_said_of_either():
+def test_bad_endings_and_hung_steps_are_shown_for_both_runs():
     a, b = sides(bad_end=KILLED)
     a = replace(a, hung=STUCK)
 
@@ -126,7 +126,7 @@ def test_how_a_run_ended_and_that_it_stood_still_is_said_of_either():
     ]
 
 
-def test_a_run_that_was_still_going_is_not_said_to_have_ended():
+def test_a_run_that_continued_is_not_shown_as_ended():
     reported = sides(bad_end="rank 1 has not joined all_reduce #7", goes_on=True)
     lines = texts(comparison_lines(comparison(), reported, 120))
 
@@ -136,7 +136,7 @@ def test_a_run_that_was_still_going_is_not_said_to_have_ended():
     assert (found["a"]["goes_on"], found["b"]["goes_on"]) == (False, True)
 
 
-def test_a_standstill_is_not_said_to_be_hidden_by_means_nor_told_where_it_is_too_short_to_matter():
+def test_hung_steps_are_not_hidden_by_means_and_left_out_if_too_short_to_matter():
     means = replace(comparison(), kinds=(StepModes(20e6, 60e6, 0.3), None))
 
     assert (
@@ -146,7 +146,7 @@ def test_a_standstill_is_not_said_to_be_hidden_by_means_nor_told_where_it_is_too
     assert "stood still" not in page(comparison_lines(comparison(), sides(hung=replace(STUCK, share=0.009)), 120))
 
 
-def test_what_is_hidden_by_medians_fits_whatever_is_said_of_it():
+def test_lines_on_what_medians_hide_fit_the_terminal():
     for columns in (60, 80, 120):
         reported = sides(bad_end=sanitize(HOSTILE * 9, 240), hung=replace(STUCK, steps=3, rank=None))
         lines = comparison_lines(comparison(), reported, columns)
@@ -155,14 +155,14 @@ def test_what_is_hidden_by_medians_fits_whatever_is_said_of_it():
         assert "3 steps (the longest: step 150 took 8.0 s)" in " ".join(texts(lines)).replace("  ", "")
 
 
-def test_which_of_several_attempts_it_is_stands_beside_the_file():
+def test_the_attempt_is_shown_beside_the_file():
     text = page(comparison_lines(comparison(), sides(attempt=4, attempts=5), 120))
 
     assert text.count("attempt ") == 1
     assert "after.ddpw · attempt 4 of 5 · train" in text
 
 
-def test_other_worlds_and_batches_are_said():
+def test_different_world_sizes_and_batches_are_remarked():
     eight = replace(FOUR, world_size=8, effective_batch=512)
 
     text = page(comparison_lines(comparison(b=eight, by_samples=True), sides(), 80))
@@ -188,7 +188,7 @@ def test_other_worlds_and_batches_are_said():
         (-0.1, "faster", "passed: at most 5 % slower"),
     ],
 )
-def test_the_gate_fails_only_beyond_noise_and_says_why_it_did_not(value, verdict, text):
+def test_the_gate_fails_only_beyond_noise_and_explains_why_it_did_not(value, verdict, text):
     assert gate_text(comparison(value, verdict), sides(), 0.05) == text
 
 
@@ -209,7 +209,7 @@ def test_a_first_run_that_ended_badly_does_not_fail_it():
     assert gate_text(comparison(-0.07, "faster"), (a, b), 0.05) == "passed: at most 5 % slower"
 
 
-def test_a_gate_that_medians_have_passed_says_what_they_do_not_show():
+def test_a_gate_passed_by_medians_mentions_hung_steps():
     reported, stuck = comparison(0.02, "inside noise"), sides(hung=STUCK)
 
     assert not gate_fails(reported, stuck, 0.05)
@@ -243,7 +243,7 @@ def test_the_object_has_all_figures():
     assert (found["a"]["ended_badly"], found["a"]["stood_still"], found["a"]["attempts"]) == (None, None, 1)
 
 
-def test_the_object_has_how_a_run_ended_and_for_how_long_it_stood_still():
+def test_the_object_has_bad_endings_and_hung_steps():
     b = comparison_object(comparison(), sides(bad_end=KILLED, hung=replace(STUCK, share=0.001)), None)["b"]
 
     assert b["ended_badly"] == KILLED

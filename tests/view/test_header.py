@@ -1,4 +1,4 @@
-"""The lines around every screen: the run, the tabs, the keys."""
+"""Lines around every screen: header, tabs, keys."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_facts_give_way_from_the_right_and_the_state_never_does():
     assert lengths[-1] < lengths[0]
 
 
-def test_looking_back_is_said_and_a_click_on_it_leads_back():
+def test_looking_back_is_marked_and_a_click_on_the_mark_returns_to_now():
     line = header_line(make_run_view(make_monitor(), at=60, paused=True), 120)
     (mark,) = [cell for cell in line if cell.text == "‖ STEP 60"]
 
@@ -45,11 +45,11 @@ def test_looking_back_is_said_and_a_click_on_it_leads_back():
 
 
 @pytest.mark.parametrize("columns", [60, 80, 200])
-def test_made_up_data_says_so(columns):
+def test_simulated_data_is_marked(columns):
     assert "SIMULATED" in plain(header_line(make_run_view(make_monitor(), simulated=True), columns))
 
 
-def test_the_state_of_the_run_is_told():
+def test_the_state_of_the_run_is_shown():
     monitor = make_monitor(received=0)
     assert "no rank heard yet" in plain(header_line(make_run_view(monitor), 120))
     monitor = make_monitor(slow=None)
@@ -61,7 +61,7 @@ def test_the_state_of_the_run_is_told():
     assert "■ ENDED" in plain(header_line(make_run_view(monitor), 120))
 
 
-def test_how_long_it_runs_is_told_where_the_ranks_tell_the_time():
+def test_the_running_time_is_shown_if_the_ranks_report_their_clocks():
     hello = {"started_unix_ns": 10**18, "unix_ns": 10**18, "mono_ns": 0}
     monitor = make_monitor(slow=None)
     assert "00:" not in plain(header_line(make_run_view(monitor), 120))
@@ -118,13 +118,13 @@ def test_help_and_the_way_out_are_the_last_keys_to_go(columns):
     assert columns_of(text) <= columns
 
 
-def test_every_key_is_told_where_there_is_room():
+def test_every_key_is_shown_if_there_is_room():
     assert plain(key_line(keys_of("overview"), 200)) == " " + "  ".join(
         f"{key} {word}" for key, word, _ in keys_of("overview")
     )
 
 
-def test_the_way_back_to_now_is_told_where_one_is_not_there():
+def test_looking_back_the_key_to_return_is_shown():
     assert "l" not in [key for key, _, _ in keys_of("overview")]
     assert [key for key, _, _ in keys_of("overview", paused=True)][:2] == ["space", "l"]
     assert "l" not in [key for key, _, _ in keys_of("overview", ended=True)]

@@ -1,4 +1,4 @@
-"""The help, as data."""
+"""Help screen and glossary."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ddpwatch.view.ranks.columns import LEFT, RIGHT
 from tests.view.pages import assert_fits, page, texts, widths
 
 KEYS = [("1-6", "screens"), ("enter", "page of the selected rank"), ("?", "this help"), ("q", "quit")]
-TERMS = dict(entry for _, entries in GLOSSARY for entry in entries)
+TERMS = {term: text for terms in GLOSSARY.values() for term, text in terms.items()}
 
 
 @given(st.lists(st.tuples(st.text("abc←", max_size=12), st.text("words ", max_size=80)), max_size=12), widths)
@@ -38,7 +38,7 @@ def test_each_explanation_is_one_plain_sentence():
 
 
 def test_no_term_is_explained_twice():
-    assert len(TERMS) == sum(len(entries) for _, entries in GLOSSARY)
+    assert len(TERMS) == sum(map(len, GLOSSARY.values()))
 
 
 def test_the_columns_of_the_rank_table_are_explained():

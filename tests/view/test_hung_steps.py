@@ -1,4 +1,4 @@
-"""No step ends: the figures are of before, and say so. And after the run, what such steps have cost."""
+"""Stalled runs in the cards, and the cost of hung steps after the run."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SECOND_NS = 1_000_000_000
 
 
 def make_monitor(frozen_at=None, frozen_ms=8000):
-    """Four ranks; at one step, rank 1 takes some seconds for its own work and the others wait for it."""
+    """Four ranks; in one step rank 1 takes some seconds for its own work and the others wait for it."""
     state = RunState("ab12cd34ab12cd34", "train", 4)
     for rank in range(4):
         done = [
@@ -46,7 +46,7 @@ def beat_again(monitor, after_s, now_ns=2):
 
 
 @pytest.mark.parametrize(("after_s", "reported"), [(0.5, ""), (3.0, ""), (12.2, "no step for 12s"), (75, "1m 15s")])
-def test_tiles_say_for_how_long_no_step_has_ended(after_s, reported):
+def test_cards_show_the_time_since_the_last_step(after_s, reported):
     monitor = make_monitor()
     beat_again(monitor, after_s)
     seen = make_run_view(monitor)
@@ -75,14 +75,14 @@ def test_a_job_of_long_steps_is_not_called_still_after_seconds():
     assert make_run_view(Monitor(state)).stalled_s is None
 
 
-def test_looking_back_nothing_stands_still():
+def test_looking_back_there_is_no_stall():
     monitor = make_monitor()
     beat_again(monitor, 30.0)
 
     assert make_run_view(monitor, at=40).stalled_s is None
 
 
-def test_the_summary_tells_the_time_lost_to_a_freeze_in_one_line():
+def test_the_summary_shows_the_time_lost_in_hung_steps_in_one_line():
     seen = make_run_view(make_monitor(frozen_at=30))
 
     text = lost_time_text(seen)
@@ -90,7 +90,7 @@ def test_the_summary_tells_the_time_lost_to_a_freeze_in_one_line():
     assert [line for line in texts(summary_lines(seen, 120, 100, duration_s=9.0)) if line == f"lost         {text}"]
 
 
-def test_the_report_tells_the_same_standstill_as_the_summary():
+def test_the_report_shows_the_same_hung_steps_as_the_summary():
     monitor = make_monitor(frozen_at=30)
     ranks = list(monitor.state.ranks.values())
     aggregate = RunAggregate([rank.rank for rank in ranks])
@@ -100,7 +100,7 @@ def test_the_report_tells_the_same_standstill_as_the_summary():
     assert hung_text(aggregate.hung_steps()) == "stood still for 8.0 s at step 30"
 
 
-def test_of_several_standstills_the_longest_is_told():
+def test_the_longest_of_several_hung_steps_is_shown():
     still = replace(frozen_once(), steps=3, lost_s=4000.0)
 
     assert hung_text(still) == "stood still for 1h 06m in 3 steps (the longest: step 30 took 8.0 s)"

@@ -1,4 +1,4 @@
-"""Running text as lines."""
+"""Text layout: wrapping, paragraphs, headings, bars."""
 
 from __future__ import annotations
 

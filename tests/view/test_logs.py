@@ -1,4 +1,4 @@
-"""The logs screen: what the logs say together, what says something, and the last lines."""
+"""Log screen: diagnosis, recognized lines, and last lines."""
 
 import pytest
 from hypothesis import given
@@ -17,11 +17,11 @@ def logged(*files):
     return make_run_view(monitor)
 
 
-def test_where_nothing_is_watched_it_is_said_how():
+def test_without_logs_it_explains_how_to_watch_them():
     assert "--log" in page(log_lines(make_run_view(make_monitor()), 100, 30))
 
 
-def test_what_the_logs_say_stands_above_the_last_lines():
+def test_the_diagnosis_is_above_the_last_lines():
     drawn = logged(
         ("/logs/rank0.log", ["epoch 1", "[rank0]: RuntimeError: Connection closed by peer [127.0.0.1]:14503"]),
         ("/logs/rank1.log", ["epoch 1", "[rank1]: ValueError: the user's own"]),
@@ -34,8 +34,8 @@ def test_what_the_logs_say_stands_above_the_last_lines():
     assert lines[-2:] == ["  rank1.log      1 epoch 1", "✖ rank1.log      2 [rank1]: ValueError: the user's own"]
 
 
-def test_as_much_of_a_path_is_shown_as_tells_files_apart():
-    """As torchrun lays them out."""
+def test_paths_are_shown_as_far_as_they_differ():
+    """With the directories that torchrun creates."""
     drawn = logged(
         ("/logs/none_x1/attempt_0/0/stdout.log", ["a"]),
         ("/logs/none_x1/attempt_0/3/stdout.log", ["b"]),
@@ -59,14 +59,14 @@ def test_a_number_that_is_not_known_is_not_shown():
     assert texts(log_lines(make_run_view(monitor), 100, 30))[-1] == "  a.log        epoch 1"
 
 
-def test_of_a_long_path_the_middle_is_left_out():
+def test_the_middle_of_a_long_path_is_left_out():
     drawn = logged((f"/logs/1/{'x' * 30}.log", ["a"]), (f"/logs/2/{'x' * 30}.log", ["b"]))
 
     shown = [line.split()[0] for line in texts(log_lines(drawn, 100, 30))[-2:]]
     assert shown == [f"{rank}/xxxxxx…{'x' * 11}.log" for rank in (1, 2)]
 
 
-def test_a_file_that_cannot_be_followed_is_told():
+def test_a_file_that_cannot_be_followed_is_reported():
     assert "▲ x.log cannot be read: Permission denied" in page(
         log_lines(logged(("", ["x.log cannot be read: Permission denied"])), 100, 30)
     )

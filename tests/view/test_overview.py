@@ -1,4 +1,4 @@
-"""The four answers at the top: how fast, how much, what all-reduce costs, how the devices do."""
+"""Cards of the overview: step time, throughput, all-reduce share, devices."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ def even():
     return make_run_view(make_monitor(slow=None))
 
 
-def test_the_step_card_tells_the_step_its_worst_and_the_pace(slow):
+def test_the_step_card_shows_median_p99_and_pace(slow):
     first, second, _ = texts(step_card(slow, 26))
 
     assert first == "40.0 ms   p99 40.0"
     assert second == "25 steps/s"
 
 
-def test_the_throughput_card_tells_all_ranks_and_each(slow):
+def test_the_throughput_card_shows_all_ranks_and_one(slow):
     first, second, _ = texts(throughput_card(slow, 26))
 
     assert first == "3 200 samples/s"
     assert second == "800 a rank · 76 % own work"
 
 
-def test_the_all_reduce_card_tells_share_limit_and_who_is_waited_for(slow):
+def test_the_all_reduce_card_shows_share_threshold_and_straggler(slow):
     card = allreduce_card(slow, 26)
     first, second, bar = texts(card)
 
@@ -67,7 +67,7 @@ def test_a_share_within_the_limit_is_no_warning():
     assert {cell.level for line in card for cell in line} & {Level.WARN, Level.BAD} == set()
 
 
-def test_what_cannot_be_told_says_why():
+def test_a_card_without_figures_shows_why():
     nothing = make_run_view(make_monitor(received=0))
     assert texts(step_card(nothing, 26))[0] == "–  no step yet"
     assert texts(throughput_card(nothing, 26))[0] == "–  no step yet"
@@ -85,13 +85,13 @@ def test_one_rank_has_nothing_to_reduce():
     assert texts(throughput_card(alone, 30))[1] == "one rank"
 
 
-def test_the_device_card_says_that_there_is_no_gpu(even):
+def test_the_device_card_shows_that_there_is_no_gpu(even):
     first, second, third = texts(device_card(even, 26))
 
     assert (first, second, third) == ("98 % CPU   most 98", "3.2G of memory in all", "no GPU data")
 
 
-def gpu_picture(**changed):
+def gpu_run_view(**changed):
     """Rank 2 is slow, and the others wait for it with NCCL."""
     monitor = make_monitor(hello=None)
     for rank, state in monitor.state.ranks.items():
@@ -101,16 +101,16 @@ def gpu_picture(**changed):
     return make_run_view(monitor)
 
 
-def test_with_gpus_the_device_card_tells_what_of_their_utilisation_is_waiting():
-    card = device_card(gpu_picture(), 26)
+def test_with_gpus_the_device_card_shows_how_much_of_the_utilization_is_waiting():
+    card = device_card(gpu_run_view(), 26)
 
-    assert device_title(gpu_picture()) == "GPU"
+    assert device_title(gpu_run_view()) == "GPU"
     assert texts(card) == ["95 %   of it 25 waiting", "30/80G · hottest 63 °C r3", "none throttled"]
     assert card[0][1].level is Level.WAITING
 
 
 def test_the_hottest_gpu_is_named_in_few_words_where_there_is_little_room():
-    wide, narrow = (texts(device_card(gpu_picture(), columns))[1] for columns in (26, 22))
+    wide, narrow = (texts(device_card(gpu_run_view(), columns))[1] for columns in (26, 22))
 
     assert (wide, narrow) == ("30/80G · hottest 63 °C r3", "30/80G · 63 °C r3")
 
@@ -125,15 +125,15 @@ def test_the_hottest_gpu_is_named_in_few_words_where_there_is_little_room():
         ({"xids": [79]}, "✖ 1 GPU with errors", Level.BAD),
     ],
 )
-def test_the_device_card_tells_of_the_gpu_that_is_held_down_most(changed, reported, level):
-    line = device_card(gpu_picture(**changed), 26)[2]
+def test_the_device_card_shows_the_most_throttled_gpu(changed, reported, level):
+    line = device_card(gpu_run_view(**changed), 26)[2]
 
     assert (plain(line), line[0].level) == (reported, level)
     assert line_columns(line) <= 28
 
 
 def test_in_a_line_what_is_wrong_comes_before_what_does_not_fit():
-    line = texts(compact(gpu_picture(throttle=["sw_thermal_slowdown"], sm_mhz=1110), 80))[3]
+    line = texts(compact(gpu_run_view(throttle=["sw_thermal_slowdown"], sm_mhz=1110), 80))[3]
 
     assert " ".join(line.split()) == "GPU 95 % of it 25 waiting · ▲ r2 hot 1110/1980 MHz · 30/80G"
 
@@ -154,7 +154,7 @@ def test_the_lines_fit_and_every_card_has_three(run_view, columns):
 
 
 @pytest.mark.parametrize("columns", [26, 21])
-def test_looking_back_the_devices_say_that_they_are_of_now(columns):
+def test_looking_back_the_device_card_shows_that_its_values_are_current(columns):
     monitor = make_monitor()
     assert "‖" not in str(texts(device_card(make_run_view(monitor), columns)))
     assert "‖" not in str(texts(device_card(make_run_view(monitor, at=117), columns))), "hardly a difference"
@@ -166,7 +166,7 @@ def test_looking_back_the_devices_say_that_they_are_of_now(columns):
     assert "  · ‖ as of step 119" in texts(compact(back, 80))[3]
 
 
-def test_where_there_is_little_room_who_is_waited_for_stays(slow):
+def test_with_little_room_the_straggler_stays(slow):
     for columns in range(16, 40):
         second = texts(allreduce_card(slow, columns))[1]
         assert second.endswith(" (r2)")
@@ -174,7 +174,7 @@ def test_where_there_is_little_room_who_is_waited_for_stays(slow):
         assert texts(throughput_card(slow, columns))[1].endswith(" own work")
 
 
-def test_a_share_that_is_over_the_limit_but_in_no_alert_says_of_late(slow):
+def test_a_share_over_the_threshold_without_an_alert_is_marked_as_recent(slow):
     quiet = replace(slow, alerts=(), worst={})
     card = allreduce_card(quiet, 26)
 

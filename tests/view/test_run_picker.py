@@ -1,4 +1,4 @@
-"""The screens before there is a run, as data."""
+"""Screens for waiting for a run and for choosing one."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_the_spinner_turns_with_time_and_nothing_else_moves():
     )
 
 
-def test_it_stands_in_the_middle():
+def test_the_screen_is_centered():
     lines = [line for line in waiting_lines(120, 40, base=BASE, seconds=0) if line]
     left = min(len(text) - len(text.lstrip()) for text in texts(lines))
     right = 120 - max(line_columns(line) for line in lines)
@@ -85,12 +85,12 @@ def test_the_selected_one_is_marked_and_in_sight_and_the_rest_is_counted(selecte
     assert counted + len(rows_of(lines)) == 30
 
 
-def test_the_keys_are_told():
+def test_the_keys_are_shown():
     assert "enter attach" in page(picker_lines([make_run()], 80, 24, selected=0))
     assert "esc" not in page(picker_lines([make_run()], 80, 24, selected=0))
 
 
-def test_the_way_back_is_told_by_the_name_of_the_run_and_breaks_nothing():
+def test_the_key_back_names_the_run_and_a_hostile_name_fits():
     assert "q quit esc back to resnet50" in page(picker_lines([make_run()], 80, 24, selected=0, back="resnet50"))
     lines = picker_lines([make_run()], 60, 24, selected=0, back=HOSTILE * 9)
     assert_fits(lines, 60, 24)

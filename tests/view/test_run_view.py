@@ -1,4 +1,4 @@
-"""A run at one of its steps: now, and looked back at."""
+"""Run view: of now, and looking back at a step."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_now_it_holds_all_ranks_the_latest_step_and_the_open_alerts():
     assert now.condition == "live"
 
 
-def test_looked_back_at_the_figures_are_those_of_then():
+def test_looking_back_the_figures_are_of_that_step():
     monitor = make_monitor(slow=None, steps=0)
     for rank in range(4):
         late = [{"backward": 26} if rank == 2 else {"sync": 12}] * 60
@@ -53,7 +53,7 @@ def test_looked_back_at_the_figures_are_those_of_then():
     assert any(row.stands_out for row in now.rows)
 
 
-def test_while_it_stands_still_nothing_that_is_heard_meanwhile_changes_what_is_drawn():
+def test_new_messages_do_not_change_a_paused_view():
     for has_gpus in (False, True):
         monitor = make_monitor()
         _hear(monitor, 6, has_gpus=has_gpus)
@@ -66,7 +66,7 @@ def test_while_it_stands_still_nothing_that_is_heard_meanwhile_changes_what_is_d
         assert _resampled(goes_on) != before
 
 
-def test_looking_back_all_screens_tell_the_same_of_now_and_of_which_step_it_is():
+def test_looking_back_all_screens_agree_on_the_step_of_current_values():
     monitor = make_monitor()
     _hear(monitor, 6, has_gpus=False)
     then = make_run_view(monitor, at=60, paused=True)
@@ -96,7 +96,7 @@ def test_just_paused_the_tile_and_the_page_of_gpus_agree_on_what_is_waiting():
 
 
 def _hear(monitor, seq, *, has_gpus):
-    """All ranks speak up: a step further, with more memory and another utilisation."""
+    """Heartbeats of all ranks: one step further, with more memory and another utilization."""
     for rank in range(4):
         beat = make_beat(
             rank, seq, step=120 + seq, phase=seq % 5, rss_bytes=100 + seq << 20, cpu_percent=seq % 90, queued_ns=seq
@@ -108,7 +108,7 @@ def _hear(monitor, seq, *, has_gpus):
 
 
 def _resampled(shown):
-    """All that is of now."""
+    """All current values of a view."""
     if shown.totals.gpus is None:
         devices = device_table(shown, 120, 40, first=0)
     else:
@@ -149,7 +149,7 @@ def test_an_alert_from_before_the_first_step_was_open_in_all_of_them():
     assert len(alerts_at(monitor, 0)) == len(alerts_at(monitor, 50)) == 1
 
 
-def test_before_the_history_has_been_judged_to_its_end_nothing_is_told_of_it():
+def test_before_the_history_is_evaluated_there_are_no_alerts():
     monitor = make_monitor(slow=None, steps=0)
     for rank in range(4):
         change = {"backward": 26} if rank == 2 else {"sync": 12}
@@ -181,7 +181,7 @@ def test_the_most_urgent_finding_of_a_rank_is_the_one_it_shows():
     assert drawn.alerts[0].finding.rule == "rank-lost"
 
 
-def test_refreshed_it_tells_of_now_without_a_walk_over_all_ranks():
+def test_a_refreshed_view_is_current_without_iterating_over_all_ranks():
     monitor = make_monitor(hello=make_hello(0, 5, started_unix_ns=10**18, unix_ns=2 * 10**18))
     before = make_run_view(monitor)
     monitor.state.apply(make_beat(1, 6, step=140, mono_ns=10**9), 3_000_000_001)
@@ -205,7 +205,7 @@ def test_refreshed_it_knows_that_the_run_has_ended():
     assert (before.condition, refreshed_view(before).condition) == ("live", "ended")
 
 
-def test_it_is_not_refreshed_when_somebody_else_is_accused_or_nobody_is_any_more():
+def test_it_is_not_refreshed_when_other_ranks_or_no_ranks_are_blamed():
     monitor = make_monitor()
     accused = make_run_view(monitor)
     assert refreshed_view(accused) is not None
@@ -216,7 +216,7 @@ def test_it_is_not_refreshed_when_somebody_else_is_accused_or_nobody_is_any_more
     assert [refreshed_view(each) for each in (nobody, another, elsewhere)] == [None] * 3
 
 
-def test_who_waits_for_nothing_is_asked_while_it_is_worked_out():
+def test_the_callback_is_called_while_a_view_is_computed():
     asked = []
     monitor = make_monitor()
     timeline = Timeline()
@@ -226,8 +226,8 @@ def test_who_waits_for_nothing_is_asked_while_it_is_worked_out():
     assert asked
 
 
-def test_in_a_standstill_what_is_of_now_does_not_stand_beside_the_step_before():
-    """However few steps there were since: now is long after them."""
+def test_in_a_stall_current_values_are_not_shown_as_of_the_step_before():
+    """Even with few steps since: now is long after them."""
     monitor = make_monitor()
     for rank in range(4):
         monitor.state.apply(make_beat(rank, 6, step=120, mono_ns=120 * 30_000_000), 10**9)

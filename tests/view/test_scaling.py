@@ -1,4 +1,4 @@
-"""Scaling wherever it is shown: on the cards, on the pages of all-reduce and of the end, and by `status`."""
+"""Scaling efficiency on all screens: cards, all-reduce, summary, and `status`."""
 
 import json
 from dataclasses import replace
@@ -22,7 +22,7 @@ def against_one():
     return make_run_view(make_monitor(), baseline=ONE)
 
 
-def test_the_throughput_card_tells_the_efficiency_that_was_measured():
+def test_the_throughput_card_shows_the_measured_efficiency():
     assert texts(throughput_card(against_one(), 26))[1] == "800 a rank · 70 % of 4×"
     assert "70 % of 4×" in " ".join(texts(compact(against_one(), 100)))
 
@@ -35,7 +35,7 @@ def test_without_a_baseline_no_figure_looks_like_scaling():
     assert "own work" not in " ".join(texts(throughput_card(against_one(), 40)))
 
 
-def test_the_pages_tell_where_the_rest_went():
+def test_the_pages_show_the_losses():
     drawn = against_one()
 
     assert SENTENCE in page(share_lines(drawn, 120, 20))
@@ -43,8 +43,8 @@ def test_the_pages_tell_where_the_rest_went():
     assert "waiting for rank 2" in page(summary_lines(drawn, 120, 40, duration_s=1.0))
 
 
-def test_the_summary_tells_it_of_all_steps_that_were_seen():
-    """As the figures above it; the pages tell it of the last steps."""
+def test_the_summary_covers_all_steps_that_were_seen():
+    """Like the figures above it; other screens show it for the last steps."""
     drawn = against_one()
     drawn = replace(drawn, whole_scaling=scaling(ONE, replace(drawn.scaling.run, samples_per_s=2 * ONE.samples_per_s)))
 
@@ -62,13 +62,13 @@ def test_an_implausible_figure_and_an_uneven_baseline_are_doubted_beside_it_ever
     assert doubt in page(share_lines(drawn, 200, 20))
     assert doubt in page(summary_lines(drawn, 200, 40, duration_s=1.0))
     assert doubt in page(status_screen(drawn, 200))
-    # As fast as most of its steps were, it would be plausible.
+    # By the median of its steps the baseline would be plausible.
     assert scaling_doubt(scaling(replace(ONE, median_ns=10e6, p99_ns=90e6), drawn.scaling.run)).startswith("the base")
     assert not scaling_doubt(scaling(replace(ONE, median_ns=27e6, p99_ns=90e6), drawn.scaling.run))
     assert not scaling_doubt(scaling(ONE, drawn.scaling.run))
 
 
-def test_status_tells_it_in_lines_and_in_json():
+def test_status_shows_it_in_lines_and_in_json():
     drawn = make_run_view(make_monitor(), baseline=ONE)
 
     for columns in (80, 120):
@@ -85,8 +85,8 @@ def test_status_tells_it_in_lines_and_in_json():
     assert reported["waited_for"] == [2]
 
 
-def test_both_speed_ups_are_told_in_full_on_a_narrow_screen():
-    """Beside figures that are medians; what is lost to is not cut off for it."""
+def test_both_speedups_are_shown_in_full_on_a_narrow_screen():
+    """Beside figures that are medians; the losses are not cut off."""
     uneven = replace(ONE, median_ns=20e6)
     drawn = make_run_view(make_monitor(), baseline=uneven)
 
@@ -96,7 +96,7 @@ def test_both_speed_ups_are_told_in_full_on_a_narrow_screen():
         assert "waiting for rank 2" in text.partition("by medians")[2]
 
 
-def test_nothing_is_said_of_scaling_while_a_rank_is_missing():
+def test_there_is_no_scaling_while_a_rank_is_missing():
     drawn = make_run_view(make_monitor(received=3), baseline=ONE)
 
     assert drawn.scaling is None

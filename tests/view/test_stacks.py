@@ -1,4 +1,4 @@
-"""Stacks of many ranks: those that are at the same place stand together, and who does not answer is named."""
+"""Stacks of many ranks: identical ones are grouped, and ranks without an answer are named."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,7 +16,7 @@ READING = (("read_shard", "/home/me/data.py", 12), ("main", "/home/me/train.py",
 def received(stacks, world=4):
     state = RunState("ab12cd34", "train", world)
     for rank in range(world):
-        # Its beat is of another moment.
+        # The heartbeat is of another moment.
         state.apply(make_snap(rank, seq=1, beat=make_beat(rank, 1, phase=wire.PHASES.index("forward"))), 1)
         phase = wire.PHASES.index("data" if stacks.get(rank) == READING else "sync")
         if rank in stacks:
@@ -24,7 +24,7 @@ def received(stacks, world=4):
     return list(state.ranks.values())
 
 
-def test_ranks_at_the_same_place_are_told_once():
+def test_ranks_at_the_same_place_are_grouped():
     lines = texts(stacks_lines(received({0: BACKWARD, 1: BACKWARD, 2: READING, 3: BACKWARD}), 120))
 
     assert [line for line in lines if line.startswith("rank")] == [
@@ -35,7 +35,7 @@ def test_ranks_at_the_same_place_are_told_once():
     assert any("    run_backward" in line and line.endswith(" graph.py:9") for line in lines)
 
 
-def test_who_has_not_answered_is_named():
+def test_ranks_without_an_answer_are_named():
     assert page(stacks_lines(received({0: BACKWARD}, world=3), 120)).endswith(
         "ranks 1-2: no answer: stopped, gone, or something holds Python's lock"
     )
@@ -45,7 +45,7 @@ def test_who_has_not_answered_is_named():
     ]
 
 
-def test_why_a_rank_does_not_answer_is_told_where_its_process_can_be_seen():
+def test_the_reason_for_no_answer_is_shown_if_the_process_can_be_inspected():
     ranks = received({0: BACKWARD}, world=3)
     ranks[1].held_by, ranks[2].held_by = "signal", "nothing"
     reported = page(stacks_lines(ranks, 160))
@@ -54,8 +54,8 @@ def test_why_a_rank_does_not_answer_is_told_where_its_process_can_be_seen():
     assert "rank 2: no answer: its process lives, but something in it holds Python's lock" in reported
 
 
-def test_the_phase_of_another_moment_is_not_told():
-    """That of a stack which does not tell its own; the beat is in forward."""
+def test_the_phase_of_another_moment_is_not_shown():
+    """The stack does not report its phase; the heartbeat is in forward."""
     state = RunState("ab12cd34", "train", 1)
     state.apply(make_snap(0, seq=1, beat=make_beat(0, 1, phase=wire.PHASES.index("forward"))), 1)
     state.apply(make_stack(0, *BACKWARD), 1)

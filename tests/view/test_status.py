@@ -1,4 +1,4 @@
-"""The status object and the status screen, as data."""
+"""JSON object and text screen of `ddpwatch status`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ddpwatch.core.state.rank import Place
 from ddpwatch.core.state.run import RunState
 from ddpwatch.core.units import ranks_text
 from ddpwatch.view.cells import Level, line_columns, plain
-from ddpwatch.view.run_view import picture_now
+from ddpwatch.view.run_view import current_view
 from ddpwatch.view.status import status_object, status_screen
 from tests.builders.fake_rank import MS, make_beat, make_gpu, make_gpus, make_hello, make_snap, make_step
 from tests.view.pages import make_monitor
@@ -31,14 +31,14 @@ def make_state(world=4, received=None, slow=2, name="train", **snap):
     return state
 
 
-def judged(state, limits=DEFAULTS):
+def evaluated(state, limits=DEFAULTS):
     monitor = Monitor(state, limits)
     monitor.evaluate_now()
     return monitor
 
 
 def cells(state, columns=80, rows=None):
-    return status_screen(picture_now(judged(state)), columns, rows)
+    return status_screen(current_view(evaluated(state)), columns, rows)
 
 
 def screen(state, columns=80, rows=None):
@@ -46,7 +46,7 @@ def screen(state, columns=80, rows=None):
 
 
 def keys(value):
-    """The nesting of an object, without its values."""
+    """Nested keys of an object, without its values."""
     if isinstance(value, dict):
         return {name: keys(item) for name, item in value.items()}
     return [keys(value[0])] if isinstance(value, list) and value else None
@@ -80,7 +80,7 @@ RANK_KEYS = [
 def test_the_object_has_the_documented_keys_whatever_is_known(received):
     state = make_state(received=received)
 
-    assert keys(status_object(picture_now(Monitor(state)))) == {
+    assert keys(status_object(current_view(Monitor(state)))) == {
         "schema": None,
         "run": dict.fromkeys(["id", "name", "backend", "world_size", "hosts", "state"]),
         "step": None,
@@ -94,9 +94,9 @@ def test_the_object_has_the_documented_keys_whatever_is_known(received):
     }
 
 
-def test_the_object_tells_the_figures():
+def test_the_object_has_the_figures():
     state = make_state()
-    status = status_object(picture_now(Monitor(state)))
+    status = status_object(current_view(Monitor(state)))
 
     assert status["schema"] == 1
     assert status["run"] == {
@@ -135,11 +135,11 @@ def test_the_object_tells_the_figures():
     }
 
 
-def test_the_object_tells_of_the_first_gpu_of_a_rank():
+def test_the_object_has_the_first_gpu_of_a_rank():
     state = make_state()
     gpus = [make_gpu(power_mw=312_345, throttle=["sw_power_cap"]), make_gpu(device="cuda:1", util_percent=1)]
     state.apply(make_gpus(1, gpus, seq=99, mono_ns=9), 2)
-    status = status_object(picture_now(Monitor(state)))
+    status = status_object(current_view(Monitor(state)))
 
     assert status["ranks"][0]["gpu"] is None
     assert status["ranks"][1]["gpu"] == {
@@ -158,14 +158,14 @@ def test_the_printed_shares_add_up():
     state = RunState("ab12cd34", "train", 3)
     for rank, sync in enumerate((1_000_003, 3_333_331, 7_777_777)):
         state.apply(make_snap(rank, steps=[make_step(index, sync_ns=sync) for index in range(5)]), now_ns=1)
-    shares = status_object(picture_now(Monitor(state)))["allreduce"]
+    shares = status_object(current_view(Monitor(state)))["allreduce"]
 
     assert round(shares["wire_share"] + shares["wait_share"], 4) == shares["share"]
 
 
 def test_a_missing_rank_has_no_figures_and_leaves_waiting_unproven():
     state = make_state(received=3)
-    status = status_object(picture_now(Monitor(state)))
+    status = status_object(current_view(Monitor(state)))
 
     assert status["ranks"][3]["state"] == "missing"
     assert status["ranks"][3]["step_ms"] is None
@@ -178,7 +178,7 @@ def test_the_object_is_json_even_if_a_rank_sends_infinity():
     state = make_state()
     state.apply(make_beat(0, seq=6, cpu_percent=float("inf")), now_ns=2)
 
-    json.dumps(status_object(picture_now(Monitor(state))), allow_nan=False)
+    json.dumps(status_object(current_view(Monitor(state))), allow_nan=False)
     assert screen(state)
 
 
@@ -218,7 +218,7 @@ def test_the_table_has_a_row_a_rank_with_all_columns_at_80():
     assert [line.split()[0] for line in lines[heading + 1 : heading + 5]] == ["0", "1", "2", "3"]
     assert "▲38.0 2.00 0.00 1.00 8.00 26.0 2.00  1.00   98 812M ▲ slow" in lines[heading + 3]
     assert "░" in lines[heading + 1]
-    assert "░" not in lines[heading + 3], "the slow rank waits for nobody"
+    assert "░" not in lines[heading + 3], "the slow rank does not wait"
 
 
 @pytest.mark.parametrize("columns", [60, 80, 120, 200])
@@ -302,7 +302,7 @@ def test_sixteen_ranks_keep_their_order():
     assert [line.split()[0] for line in lines[heading + 1 : heading + 17]] == [str(rank) for rank in range(16)]
 
 
-def test_states_are_told_in_words():
+def test_states_are_shown_as_words():
     state = make_state(world=6, received=5)
     state.apply(make_beat(0, seq=6, pause="checkpoint"), now_ns=LivenessLimits.NO_HEARTBEAT_NS + 1)
     state.apply(make_beat(1, seq=6, phase_ns=12_000_000_000), now_ns=LivenessLimits.NO_HEARTBEAT_NS + 1)
@@ -317,7 +317,7 @@ def test_states_are_told_in_words():
     assert any(line.endswith("rank 3: its agent has switched itself off (KeyError: x)") for line in screen(state, 120))
 
 
-def test_nothing_known_is_said_as_such():
+def test_unknown_figures_are_shown_as_such():
     nothing = screen(make_state(received=0))
 
     assert nothing[0].endswith("… no rank heard yet")
@@ -359,7 +359,7 @@ def test_ranks_are_listed_as_people_write_them():
 
 
 def test_meaning_is_never_by_colour_alone():
-    """Whatever is coloured as a warning carries a mark or a word in its text."""
+    """Text colored as a warning has a mark or a word, too."""
     state = make_state()
     warned = [plain(line) for line in cells(state) if any(cell.level in {Level.WARN, Level.BAD} for cell in line)]
 
@@ -374,7 +374,7 @@ def test_hostile_names_cannot_reach_the_terminal():
     beat = make_beat(0, pause=HOSTILE)
     state.apply(make_snap(0, hello=hello, beat=beat, steps=[make_step(1), make_step(2)], notes=[note]), now_ns=1)
     state.count_bad(0, HOSTILE)
-    text = "".join(screen(state, 200)) + json.dumps(status_object(picture_now(Monitor(state))), ensure_ascii=False)
+    text = "".join(screen(state, 200)) + json.dumps(status_object(current_view(Monitor(state))), ensure_ascii=False)
 
     assert text.count("evil name") >= 6
     assert text.isprintable()
@@ -390,7 +390,7 @@ def test_a_phase_longer_than_the_longest_step_does_not_break_the_bar():
     assert max(line_columns(line) for line in cells(state)) <= 80
 
 
-def test_that_the_only_step_is_the_first_which_is_not_measured_is_said():
+def test_a_run_with_only_its_first_step_explains_why_it_has_no_figures():
     state = RunState("ab12cd34", "train", 2)
     for rank in range(2):
         state.apply(make_snap(rank, steps=[make_step(0)]), now_ns=1)
@@ -400,4 +400,4 @@ def test_that_the_only_step_is_the_first_which_is_not_measured_is_said():
 
 def test_one_rank_has_no_share_of_an_all_reduce():
     monitor = make_monitor(slow=None, world=1)
-    assert set(status_object(picture_now(monitor))["allreduce"].values()) == {None}
+    assert set(status_object(current_view(monitor))["allreduce"].values()) == {None}

@@ -1,4 +1,4 @@
-"""What stays on the screen when a run has ended, as data."""
+"""Summary of a run that has ended, and its root cause in part of a line."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_a_run_that_all_ranks_have_left_in_order_has_ended_well():
     assert texts(summary(ended(make_monitor())))[0] == "■ The run has ended well: all ranks said goodbye."
 
 
-def test_a_failure_is_told_with_its_text_and_the_others_by_what_became_of_them():
+def test_a_failure_is_shown_with_its_text_and_the_others_with_how_they_ended():
     monitor = ended(make_monitor(), ["closed", "closed", "failed", "closed"], "RuntimeError: [rank2] out of memory")
     text = page(summary(monitor))
 
@@ -53,7 +53,7 @@ def test_a_failure_is_told_with_its_text_and_the_others_by_what_became_of_them()
     assert "ranks 0-1, 3: said goodbye" in text
 
 
-def test_a_rank_that_was_killed_is_told():
+def test_a_rank_that_was_killed_is_shown():
     text = page(summary(ended(make_monitor(), ["closed", "gone", "closed", "closed"])))
 
     assert text.startswith("✖ The run has ended badly")
@@ -73,7 +73,7 @@ def test_ranks_that_were_taken_along_are_not_blamed():
     assert "Connection closed" not in text
 
 
-def test_who_gave_up_waiting_is_not_the_one_to_blame_and_what_was_found_comes_first():
+def test_a_rank_that_timed_out_is_not_blamed_and_the_diagnosis_comes_first():
     monitor = make_monitor()
     waited = "RuntimeError: Timed out waiting 20000ms for recv operation to complete"
     monitor.state.apply(wire.Bye(rank=0, seq=6, reason="failed", text=waited, mono_ns=9), 10**9)
@@ -85,7 +85,7 @@ def test_who_gave_up_waiting_is_not_the_one_to_blame_and_what_was_found_comes_fi
 
     assert lines[1].strip() == "rank 0 gave up; rank 1 had not joined"
     assert lines[2].strip().startswith("rank 0 gave up waiting: RuntimeError")
-    assert "rank 1: ended after that" in page(summary(monitor)), "it is named, and followed nobody"
+    assert "rank 1: ended after that" in page(summary(monitor)), "it is named, and is not a secondary failure"
     assert "ranks 2-3: ended after rank 0, which need not be to blame" in page(summary(monitor))
 
 
@@ -118,7 +118,7 @@ def test_those_that_ended_alike_share_two_lines(words, lead, said):
     assert victims[-1].endswith("…") == (words is GLOO)
 
 
-def test_of_different_exceptions_each_is_told():
+def test_each_different_exception_is_shown():
     monitor = make_monitor()
     for rank, text in enumerate(("ValueError: a", "KeyError: b", "ValueError: a · x.py:1 in f")):
         monitor.state.apply(wire.Bye(rank=rank, seq=6, reason="failed", text=text, mono_ns=9), 10**9)
@@ -128,7 +128,7 @@ def test_of_different_exceptions_each_is_told():
     assert "rank 1 failed: KeyError: b" in text
 
 
-def test_who_was_aborted_is_not_the_one_to_blame():
+def test_an_aborted_rank_is_not_blamed():
     monitor = make_monitor()
     monitor.state.apply(wire.Gone(rank=1, seq=0, exit_code=-6, ago_ns=1), 10**9)
     for rank in (0, 2, 3):
@@ -160,7 +160,7 @@ def test_the_figures_of_the_run():
     assert "all-reduce 24 % of the step = wire 5 + waiting 19 · ▲ over 10 %" in text
 
 
-def test_who_cost_how_much():
+def test_straggler_costs():
     lines = texts(summary(ended(make_monitor())))
 
     [cost] = [text for text in lines if text.startswith("  rank 2")]
@@ -168,7 +168,7 @@ def test_who_cost_how_much():
     assert cost.endswith("of the whole run")
 
 
-def test_costs_are_of_the_whole_run_and_say_how_much_of_it_was_seen():
+def test_costs_are_of_the_whole_run_with_the_part_that_was_seen():
     monitor = make_monitor(steps=600)
     monitor.state.apply(make_beat(0, seq=9, step=5000), now_ns=2)
     text = page(summary(ended(monitor)))
@@ -177,7 +177,7 @@ def test_costs_are_of_the_whole_run_and_say_how_much_of_it_was_seen():
     assert "25 % █████ of the 599 steps that were seen" in text
 
 
-def test_where_now_one_is_late_and_now_another_nobody_is_named():
+def test_if_ranks_are_late_in_turn_none_is_named():
     monitor = make_monitor(steps=0)
     for rank in range(4):
         late = [{"backward": 26, "sync": 2} if index % 4 == rank else {"sync": 12} for index in range(120)]
@@ -189,7 +189,7 @@ def test_where_now_one_is_late_and_now_another_nobody_is_named():
     assert not any(line.startswith("  rank") for line in lines)
 
 
-def test_runs_that_have_started_since_come_first_and_the_way_to_them_is_told():
+def test_runs_that_have_started_since_come_first_with_the_key_to_them():
     lines = texts(summary(ended(make_monitor()), newer=["[b]a", "b", "c", "d"], runs=True))
 
     assert lines[0] == "● Other runs have started since: [b]a, b, c and 1 more. r goes there."
@@ -197,12 +197,12 @@ def test_runs_that_have_started_since_come_first_and_the_way_to_them_is_told():
     assert not any(line.startswith("r ") for line in texts(summary(ended(make_monitor()))))
 
 
-def test_a_straggler_that_recovered_before_the_end_is_still_told():
+def test_a_straggler_that_recovered_before_the_end_is_shown():
     monitor = make_monitor()
     monitor.evaluate_now()
     key = ("straggler", "rank 2")
     alert = monitor.book.open.pop(key)
-    # Found for a while after its last slow step, and open for longer.
+    # The finding continues for a while after the last slow step, and the alert stays open for longer.
     finding = replace(alert.finding, from_step=12, upto_step=60)
     monitor.book.closed.append(replace(alert, finding=finding, since=Moment(20, 0, 0), closed=Moment(90, 1, 0)))
     drawn = run_view(monitor, Timeline())
@@ -211,7 +211,7 @@ def test_a_straggler_that_recovered_before_the_end_is_still_told():
     assert "in backward, steps 12 to 60" in text
 
 
-def test_nobody_is_blamed_where_nobody_was_slow():
+def test_no_rank_is_blamed_if_none_was_slow():
     assert "nobody" in page(summary(ended(make_monitor(slow=None))))
 
 
@@ -232,14 +232,14 @@ def test_alerts_are_counted_and_the_worst_come_first():
     assert rules == ["straggler", "comm-share"]
 
 
-def test_where_the_end_is_all_that_was_found_the_alerts_say_so():
+def test_if_the_only_alerts_are_of_the_end_the_list_refers_to_it():
     monitor = ended(make_monitor(slow=None, steps=5), ["closed", "closed", "closed", "failed"], "boom")
 
     assert "none but how it ended, which is told above" in page(summary(monitor))
     assert "critical" not in page(summary(monitor))
 
 
-def test_a_failure_is_told_once():
+def test_a_failure_is_shown_once():
     monitor = ended(make_monitor(), ["closed", "closed", "closed", "failed"], "boom")
 
     assert page(summary(monitor)).count("boom") == 1
@@ -254,21 +254,21 @@ def test_what_to_do_next_stays_in_sight_however_low_the_window(rows):
     assert rows == 24 or any(text.endswith("more lines") for text in lines)
 
 
-def test_a_run_of_one_rank_has_nobody_to_wait_for():
+def test_a_run_of_one_rank_has_no_straggler_costs():
     text = page(summary(ended(make_monitor(1, slow=None), ["closed"])))
 
     assert "all-reduce" not in text.partition("── alerts")[0]
     assert "who cost" not in text
 
 
-def test_what_the_front_end_knows_besides_is_said_as_text():
+def test_markup_in_the_note_of_the_front_end_is_shown_as_text():
     assert "[bold red]evil[/]" in page(summary(ended(make_monitor()), how=HOSTILE))
 
 
-# who began it, in part of a line
+# root cause in part of a line
 
 
-def began(monitor):
+def root_cause(monitor):
     return root_cause_text(outcome_of(monitor.state, monitor.book.open.values()))
 
 
@@ -283,25 +283,25 @@ def began(monitor):
         ),
     ],
 )
-def test_who_began_it_comes_before_those_that_came_after(first, reported):
+def test_the_root_cause_comes_before_secondary_failures(first, reported):
     monitor = make_monitor()
-    assert began(monitor) == ""
+    assert root_cause(monitor) == ""
     monitor.state.apply(first, 10**9)
-    assert began(monitor) == "", "nobody came after it"
+    assert root_cause(monitor) == "", "there are no secondary failures"
     for rank in (0, 1, 3):
         words = f"RuntimeError: Connection closed by peer [127.0.0.1]:{rank}"
         monitor.state.apply(wire.Bye(rank=rank, seq=6, reason="failed", text=words, mono_ns=9), 2 * 10**9)
 
-    assert began(monitor) == f"{reported}; ranks 0-1, 3 after it"
+    assert root_cause(monitor) == f"{reported}; ranks 0-1, 3 after it"
 
 
-def test_an_exit_code_is_told_where_there_was_no_exception():
+def test_an_exit_code_is_shown_if_there_was_no_exception():
     monitor = ended(make_monitor(), [None, None, "exit", None])
     monitor.state.apply(wire.Gone(rank=2, seq=0, exit_code=3, ago_ns=1), 3)
     for rank in (0, 1, 3):
         monitor.state.apply(wire.Gone(rank=rank, seq=0, exit_code=-15, ago_ns=1), 2 * 10**9)
 
-    assert began(monitor) == "rank 2 ended with exit code 3; ranks 0-1, 3 after it"
+    assert root_cause(monitor) == "rank 2 ended with exit code 3; ranks 0-1, 3 after it"
 
 
 @pytest.mark.parametrize(
@@ -315,7 +315,7 @@ def test_an_exit_code_is_told_where_there_was_no_exception():
         ("timeout", (), {}, ""),
     ],
 )
-def test_who_was_found_to_be_missing_began_it_and_not_who_ended_first(rule, ranks, evidence, reported):
+def test_the_rank_missing_from_a_collective_is_the_root_cause_not_the_first_to_end(rule, ranks, evidence, reported):
     monitor = make_monitor()
     waited = "RuntimeError: Timed out waiting 20000ms for recv operation to complete"
     for rank in range(4):
@@ -323,13 +323,13 @@ def test_who_was_found_to_be_missing_began_it_and_not_who_ended_first(rule, rank
     found = Finding(rule, Severity.CRITICAL, "fired", "told", "", ranks, evidence=evidence)
     monitor.book.update(rule, [found], Moment(5, 1, 0), close_delay=1, by_step=False)
 
-    assert began(monitor) == reported
+    assert root_cause(monitor) == reported
 
 
-def test_who_was_aborted_is_not_said_to_have_begun_it():
+def test_an_aborted_rank_is_not_the_root_cause():
     monitor = make_monitor()
     monitor.state.apply(wire.Gone(rank=1, seq=0, exit_code=-6, ago_ns=1), 10**9)
     for rank in (0, 2, 3):
         monitor.state.apply(wire.Gone(rank=rank, seq=0, exit_code=-15, ago_ns=1), 2 * 10**9)
 
-    assert began(monitor) == ""
+    assert root_cause(monitor) == ""

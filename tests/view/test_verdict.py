@@ -1,4 +1,4 @@
-"""The verdict: one sentence that is true."""
+"""Verdict on a recorded run, and its manifest."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def verdict(state, aggregate, alerts):
 
 
 def ended(world=4, **byes):
-    """A run whose ranks have said goodbye; `r2="..."` = that one failed with these words."""
+    """Run whose ranks have said goodbye; `r2="..."` = rank 2 failed with this text."""
     state = RunState("ab12cd34", "train", world)
     for rank in range(world):
         state.apply(make_hello(rank, 1, world_size=world), 10**9)
@@ -54,7 +54,7 @@ def test_a_slow_rank_is_named_with_its_phase_its_steps_and_its_cost():
     assert said.level is Level.WARN
 
 
-def test_a_short_trouble_is_not_said_to_have_cost_what_the_odd_steps_of_a_long_run_did():
+def test_the_odd_steps_of_a_long_run_are_not_attributed_to_a_short_episode():
     odd = [window([FAST, FAST, SLOW, FAST] if turn % 5 == 0 else [CALM] * 4, 1 + 10 * turn, 10) for turn in range(40)]
     aggregate = aggregate_of(*odd)
     (cost,) = aggregate.costs()
@@ -82,14 +82,14 @@ def test_hiccups_of_long_after_do_not_make_a_trouble_longer(again, said):
     assert when_text(cost, alerts, aggregate) == said
 
 
-def test_a_rank_that_was_slow_in_two_phases_is_told_with_both():
+def test_a_rank_that_was_slow_in_two_phases_is_shown_with_both():
     late = [FAST[0] + 10, FAST[1], FAST[2], FAST[3] - 10, *FAST[4:]]
     aggregate = aggregate_of(window([FAST, FAST, late, FAST], 1, 100), window([FAST, FAST, SLOW, FAST], 101, 100))
 
     assert verdict(ended(), aggregate, []).text.startswith("Rank 2 held the job back: slow in data and backward, ")
 
 
-def test_where_steps_before_are_not_kept_it_is_said_what_the_verdict_is_of():
+def test_if_earlier_steps_are_deleted_the_verdict_names_the_steps_it_covers():
     kept, early = aggregate_of(window([CALM] * 4, 2594, 400)), straggler(2, since=500, closed=700)
     said = verdict(ended(), kept, [early])
 
@@ -100,7 +100,7 @@ def test_where_steps_before_are_not_kept_it_is_said_what_the_verdict_is_of():
     assert verdict(ended(), slow, []).text.endswith("25 % of the time of steps 2 594 to 2 993 lost.")
 
 
-def test_the_first_steps_alone_do_not_make_it_less_than_the_whole_run():
+def test_without_only_the_first_steps_it_counts_as_the_whole_run():
     nearly = aggregate_of(window([CALM] * 4, 4, 400))
 
     assert verdict(ended(), nearly, []).text == "Healthy: nothing worth a change was found."
@@ -119,12 +119,12 @@ def test_an_alert_that_is_open_to_the_end_does_not_make_the_slow_steps_more():
 
 
 @pytest.mark.parametrize("last", range(296, 304))
-def test_the_last_slow_step_is_told_exactly_or_said_to_be_about_that(last):
+def test_the_last_slow_step_is_exact_or_marked_as_approximate(last):
     slow, calm = window([FAST, FAST, SLOW, FAST], 101, last - 100), window([CALM] * 4, last + 1, 900)
     aggregate = aggregate_of(window([CALM] * 4, 1, 100), slow, calm)
     assert aggregate.over_time.width > 4
 
-    # Found for a while after: odd steps count, too.
+    # The finding continues for a while after the episode: odd steps count, too.
     (cost, *_) = aggregate.costs()
     said = when_text(cost, [straggler(2, since=109, from_step=101, upto_step=360)], aggregate)
     near = re.fullmatch(r"in steps 101 to (about )?(\d+)", said)
@@ -134,7 +134,7 @@ def test_the_last_slow_step_is_told_exactly_or_said_to_be_about_that(last):
     assert near[1] or exact == f"in steps 101 to {last}"
 
 
-def test_steps_that_are_not_in_the_recording_any_more_are_not_told():
+def test_steps_deleted_from_the_recording_are_not_named():
     aggregate = aggregate_of(window([FAST, FAST, SLOW, FAST], 501, 100), window([CALM] * 4, 601, 100))
     over = straggler(2, since=20, closed=90, from_step=10, upto_step=80)
     open_still = straggler(2, since=320, from_step=310, upto_step=600)
@@ -144,7 +144,7 @@ def test_steps_that_are_not_in_the_recording_any_more_are_not_told():
 
 
 def frozen(step, seconds=8, culprit=2, phase="other"):
-    """One step in which the others wait for a rank for so long; without a culprit all of them do nothing."""
+    """One hung step in which the others wait for a rank; without a rank all of them are idle."""
     rows = [dict(zip(PHASES, CALM, strict=True)) for _ in range(4)]
     for rank, row in enumerate(rows):
         row[phase if culprit in {rank, None} else "sync"] += 1000 * seconds
@@ -167,13 +167,13 @@ LOST = "50 % of the whole run's time lost"
         ([frozen(101, culprit=None)], f"for 8.0 s at step 101, for no rank alone: {LOST}."),
     ],
 )
-def test_a_job_that_stood_still_is_told_as_that_and_nobody_as_slow(parts, said):
+def test_a_job_with_a_hung_step_is_reported_as_such_and_no_rank_as_slow(parts, said):
     aggregate = aggregate_of(window([CALM] * 4, 1, 100), *parts, window([CALM] * 4, 104, 167))
 
     assert verdict(ended(), aggregate, []).text == f"The job stood still {said}"
 
 
-def test_ranks_that_stood_still_one_after_another_are_each_named():
+def test_ranks_that_hung_one_after_another_are_each_named():
     aggregate = aggregate_of(
         window([CALM] * 4, 1, 100), frozen(101, 5), frozen(102, 3, 1), window([CALM] * 4, 104, 167)
     )
@@ -182,7 +182,7 @@ def test_ranks_that_stood_still_one_after_another_are_each_named():
     assert verdict(ended(), aggregate, []).text == f"2 ranks held the job back, {LOST}: {each}"
 
 
-def test_a_rank_that_was_slow_and_once_stuck_is_told_with_both():
+def test_a_rank_that_was_slow_and_once_hung_is_shown_with_both():
     aggregate = aggregate_of(window([FAST, FAST, SLOW, FAST], 1, 600), frozen(601, 4))
     said = verdict(ended(), aggregate, [straggler(2, since=1, closed=600)])
 
@@ -199,7 +199,7 @@ def test_a_rank_that_was_slow_and_once_stuck_is_told_with_both():
         ({}, "rank 2 ended without a word, killed most likely."),
     ],
 )
-def test_how_a_process_has_ended_is_told_as_far_as_the_viewer_knows_it(gone, said):
+def test_the_end_of_a_process_is_shown_as_far_as_the_viewer_knows_it(gone, said):
     state = RunState("ab12cd34", "train", 4)
     for rank in range(4):
         state.apply(make_hello(rank, 1, world_size=4), 10**9)
@@ -225,7 +225,7 @@ def test_a_slow_rank_is_named_also_where_no_alert_was_recorded():
     assert said.text == "Rank 2 held the job back: slow in backward, 25 % of the whole run's time lost."
 
 
-def test_where_now_one_is_late_and_now_another_nobody_is_blamed():
+def test_if_ranks_are_late_in_turn_none_is_blamed():
     turns = [window([SLOW if rank == turn % 4 else FAST for rank in range(4)], 1 + 10 * turn, 10) for turn in range(8)]
     said = verdict(ended(), aggregate_of(*turns), [])
 
@@ -233,7 +233,7 @@ def test_where_now_one_is_late_and_now_another_nobody_is_blamed():
 
 
 def taking_turns(fast=FAST, slow=SLOW, world=4):
-    """A run in which now one rank is late and now another, each of them so much that it had an alert."""
+    """Run in which ranks are late in turn, each enough for an alert."""
     turns = [
         window([slow if rank == turn % world else fast for rank in range(world)], 1 + 10 * turn, 10)
         for turn in range(2 * world)
@@ -241,7 +241,7 @@ def taking_turns(fast=FAST, slow=SLOW, world=4):
     return aggregate_of(*turns), [straggler(rank, since=1, closed=90) for rank in range(world)]
 
 
-def test_where_all_are_slow_at_times_nobody_in_particular_is():
+def test_if_all_ranks_are_slow_at_times_none_in_particular_is_named():
     said = verdict(ended(), *taking_turns())
 
     lost = "25 % of the whole run's time lost in all, rank 0 most, 6 %"
@@ -295,7 +295,7 @@ def test_an_exception_comes_before_everything_else():
     assert said.besides == ("Rank 2 held the job back: slow in backward, 25 % of the whole run's time lost.",)
 
 
-def test_who_was_waited_for_began_it_and_not_who_was_ended_first():
+def test_the_rank_waited_for_is_the_root_cause_not_the_first_to_end():
     state = RunState("ab12cd34", "train", 3)
     for rank in range(3):
         state.apply(make_hello(rank, 1, world_size=3), 10**9)
@@ -310,14 +310,14 @@ def test_who_was_waited_for_began_it_and_not_who_was_ended_first():
     assert said.besides[0] == f"Stuck at the end: {words}."
 
 
-def test_a_run_that_was_stuck_when_the_recording_ended_says_on_what():
+def test_a_run_that_hung_when_the_recording_ended_names_the_hang():
     stuck = straggler(1, rule="stall", severity=Severity.CRITICAL, message="rank 1 has not joined all_reduce #7")
     said = verdict(ended(), aggregate_of(window([CALM] * 4)), [stuck])
 
     assert said.text == "Stuck at the end: rank 1 has not joined all_reduce #7."
 
 
-def test_another_warning_is_told_where_nothing_else_is():
+def test_another_warning_is_shown_if_there_is_nothing_else():
     said = verdict(ended(), aggregate_of(window([CALM] * 4)), [straggler(1, rule="memory", message="it grows")])
 
     assert said.text == "Worth a look, memory: it grows."
@@ -348,7 +348,7 @@ def test_the_parts_of_a_bar_add_up_to_the_step():
     assert bars[0].parts_ns["wire"] == pytest.approx(2e6)
 
 
-def test_the_manifest_tells_ranks_apart_that_differ():
+def test_the_manifest_distinguishes_ranks_that_differ():
     state = RunState("ab12cd34", "train", 2)
     state.apply(make_hello(0, world_size=2, torch="2.13", command="train.py --lr 1", environment={"OMP": "1"}), 1)
     state.apply(make_hello(1, world_size=2, torch="2.12", environment={"OMP": "1"}), 1)
@@ -359,7 +359,7 @@ def test_the_manifest_tells_ranks_apart_that_differ():
     assert groups["Started as"] == [("command", "train.py --lr 1")]
 
 
-def test_what_a_page_tells_of_a_run_json_tells_too():
+def test_the_report_and_json_have_the_same_manifest():
     state = RunState("ab12cd34", "train", 2)
     for rank in range(2):
         reported = {"cores": 4 + rank, "command": "train.py --lr 1", "parameters": 9610, "device": f"cuda:{rank}"}
@@ -383,7 +383,7 @@ def test_what_a_page_tells_of_a_run_json_tells_too():
     assert {"train.py --lr 1", "DistributedSampler", "16", "0", "4 (rank 0); 5 (rank 1)", "9 610", "cuda"} <= shown
 
 
-def test_a_variable_that_is_a_file_of_each_rank_is_only_told_to_differ():
+def test_a_variable_with_a_file_per_rank_is_only_shown_to_differ():
     state = RunState("ab12cd34", "train", 4)
     for rank in range(4):
         own = {"TORCHELASTIC_ERROR_FILE": f"/tmp/torchelastic_5t01nbnu/none_ftqiz8cb/attempt_0/{rank}/error.json"}
@@ -396,7 +396,7 @@ def test_a_variable_that_is_a_file_of_each_rank_is_only_told_to_differ():
     assert reported["NCCL_TOPO_FILE"].startswith("/etc/topology/")
 
 
-def test_what_did_not_arrive_is_told():
+def test_missing_messages_are_reported():
     state = RunState("ab12cd34", "train", 2)
     state.apply(make_hello(0, 1, world_size=2), 1)
     state.apply(make_beat(0, 5, dropped=3), 2)
@@ -413,22 +413,22 @@ def test_what_did_not_arrive_is_told():
     ("seconds", "text"),
     [(5, "5.0 GPU-seconds"), (90, "1.5 GPU-minutes"), (7200, "2.0 GPU-hours"), (3.6e7, "10 000.0 GPU-hours")],
 )
-def test_machine_time_is_told_in_the_unit_that_fits(seconds, text):
+def test_machine_time_is_shown_in_the_unit_that_fits(seconds, text):
     assert machine_time(seconds, "GPU") == text
 
 
-@pytest.mark.parametrize(("steps", "judged"), [(1, False), (2, False), (14, False), (19, False), (20, True)])
-def test_of_so_few_steps_that_no_rule_has_judged_them_nothing_is_said(steps, judged):
-    """Either way: neither that the network held it back, nor that it was healthy."""
+@pytest.mark.parametrize(("steps", "evaluated"), [(1, False), (2, False), (14, False), (19, False), (20, True)])
+def test_with_too_few_steps_for_any_rule_the_verdict_is_unproven(steps, evaluated):
+    """It reports neither a slow network nor a healthy run."""
     slow, calm = aggregate_of(window([SLOW_WIRE] * 4, 1, steps)), aggregate_of(window([CALM] * 4, 1, steps))
     few = f"Unproven: too few steps to tell ({steps} measured)."
 
-    assert verdict(ended(), slow, []).text.startswith("The network held the job back" if judged else few)
-    assert verdict(ended(), calm, []).text.startswith("Healthy" if judged else few)
-    assert verdict(ended(), calm, []).level is (Level.OK if judged else Level.WARN)
+    assert verdict(ended(), slow, []).text.startswith("The network held the job back" if evaluated else few)
+    assert verdict(ended(), calm, []).text.startswith("Healthy" if evaluated else few)
+    assert verdict(ended(), calm, []).level is (Level.OK if evaluated else Level.WARN)
 
 
-def test_how_a_run_ended_is_told_however_few_its_steps_were():
+def test_a_bad_end_is_reported_even_with_few_steps():
     said = verdict(ended(r2="ValueError: boom"), aggregate_of(window([CALM] * 4, 1, 3)), [])
 
     assert said.text.startswith("Ended badly: rank 2 failed with ValueError: boom")
@@ -448,7 +448,7 @@ def test_few_steps_of_a_long_run_are_as_few():
         (3, "none of the steps in the recording could be measured"),
     ],
 )
-def test_why_nothing_was_measured_is_said(done, why):
+def test_the_reason_for_no_measured_steps_is_shown(done, why):
     state = ended()
     for rank in range(4 if done else 0):
         state.apply(wire.Steps(rank=rank, seq=4, steps=[make_step(index) for index in range(done)]), 2 * 10**9)

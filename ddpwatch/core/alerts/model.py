@@ -88,15 +88,14 @@ class Finding:
     lingers: float | None = None
     """Close delay in steps, or nanoseconds; None = that of its rule."""
     ends_wait: bool = False
-    """It reports how a wait ended: alerts on that wait which are not found any more close with it."""
+    """It reports how a wait ended: alerts on that wait that are not found at that time close."""
     from_step: int | None = None
     upto_step: int | None = None
     """First and last step in which it was observed; None = not known."""
     ended: bool = False
     """It was so in these steps, and has ended. For an open alert this only sets the end: it counts as not found."""
     again_from: int | None = None
-    """Step from which on enough is observed to find it; None = not known. An episode that ended later has not begun
-    again."""
+    """The steps from this one on suffice to find it; None = not known. If an episode ended later, it is not another."""
 
 
 @dataclass(frozen=True)
@@ -118,8 +117,7 @@ class Alert:
     recurred: bool = False
     """Whether it had ended and has begun again."""
     stale: bool | None = None
-    """Whether it is open and was not observed lately, see `staleness`; None = not evaluated, as in recordings from
-    before this field."""
+    """Whether it is open and was not observed lately, see `staleness`; None = not evaluated, as in old recordings."""
     seen: Moment | None = None
     """When a stale alert was last observed, by the clock of the ranks; `now_ns` is 0."""
 
@@ -244,9 +242,7 @@ class AlertBook:
         return found
 
     def hand_over(self, at: Moment) -> None:
-        """Close alerts on a wait once another alert reports its end, so that one cause has one open alert. To be called
-        after all rules were evaluated at that moment.
-        """
+        """After all rules were evaluated, close alerts on a wait whose end another reports: one alert per cause."""
         for heir in [alert for alert in self.open.values() if alert.finding.ends_wait and alert.last == at]:
             for key, alert in list(self.open.items()):
                 if key != heir.key and is_hang(alert.finding) and alert.last.now_ns < at.now_ns:

@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from ddpwatch.core.alerts.hangs import has_progressed, is_hang, last_common_step
 from ddpwatch.core.alerts.model import Alert, AlertBook, AlertEvent, Finding, Moment
-from ddpwatch.core.limits import DEFAULTS, JudgeLimits, Limits
+from ddpwatch.core.limits import DEFAULTS, EvaluationLimits, Limits
 from ddpwatch.core.state.sanitize import NAME_CHARS, NOTE_CHARS, sanitize
 
 if TYPE_CHECKING:
@@ -133,7 +133,7 @@ class RecordedAlerts:
         self._emit(state.now_ns)
         if not self.book.open or (state.now_ns < self._due_ns and not last):
             return
-        self._due_ns = state.now_ns + JudgeLimits.EVALUATION_NS
+        self._due_ns = state.now_ns + EvaluationLimits.INTERVAL_NS
         now = Moment(state.step, state.now_ns, state.unix_ns)
         for alert in list(self.book.open.values()):
             if alert.finding.ended or has_progressed(state, alert):

@@ -31,8 +31,9 @@ def rank_severity(rank: RankState, condition: Condition, finding: Finding | None
     own = OF_CONDITION.get(condition)
     if condition == "ended" and rank.bye is not None and rank.bye.reason == AGENT_OFF:
         own = Severity.WARNING
-    known = [severity for severity in (own, finding.severity if finding is not None else None) if severity is not None]
-    return max(known, default=None)
+    if finding is None or own is None:
+        return own if finding is None else finding.severity
+    return max(own, finding.severity)
 
 
 def findings_by_rank(alerts: Iterable[Alert]) -> dict[int, Finding]:
@@ -45,9 +46,7 @@ def findings_by_rank(alerts: Iterable[Alert]) -> dict[int, Finding]:
 
 
 def most_urgent_first(alerts: Iterable[Alert]) -> list[Alert]:
-    """Alerts by severity; of equal ones first what ends or stops the job, then what names a rank, then by cost and
-    age.
-    """
+    """Alerts by severity, then those that end or stop the job, then those that name ranks, then by cost and age."""
 
     def place(alert: Alert) -> tuple[int, bool, bool, int, int, tuple[str, str]]:
         finding = alert.finding

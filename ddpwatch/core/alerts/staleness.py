@@ -16,7 +16,7 @@ from ddpwatch.core import rules
 from ddpwatch.core.alerts.hangs import has_progressed
 from ddpwatch.core.alerts.model import Moment
 from ddpwatch.core.detectors.engine import evaluation_steps
-from ddpwatch.core.limits import AlertLimits, JudgeLimits, WindowLimits
+from ddpwatch.core.limits import AlertLimits, EvaluationLimits, WindowLimits
 from ddpwatch.core.metrics.window import WINDOW_STEPS, gather, together
 from ddpwatch.core.state.run import MANY_RANKS
 from ddpwatch.core.state.step_store import TIMES
@@ -93,7 +93,7 @@ class _Steps:
         step_ns = float(np.median(self._window.job_step_ns)) if len(self._window) else 1e9
         world_size = self._state.world_size
         _, stride = evaluation_steps(world_size, self._limits.judge, step_ns)
-        quiet_ns = AlertLimits.STALE_NS + (JudgeLimits.GRADUAL_NS if world_size > MANY_RANKS else 0)
+        quiet_ns = AlertLimits.STALE_NS + (EvaluationLimits.GRADUAL_NS if world_size > MANY_RANKS else 0)
         return max(AlertLimits.STALE_EVALUATIONS * stride, round(quiet_ns / max(step_ns, 1.0)))
 
     def share_fell(self, alert: Alert) -> int | None:

@@ -34,7 +34,7 @@ STEADY: Final = 0.7
 """Prior probability that a run does not walk. A higher one finds smaller differences and takes more walks for them;
 `benchmarks/comparison.py` measures both."""
 WALKS: Final = np.geomspace(1.0, 1e4, 40)
-"""Grid of the walk's variance over a run, in units of the noise variance of the run's median; log-uniform prior."""
+"""Grid of the walk's variance over a run, as a multiple of the noise variance of its median; log-uniform prior."""
 BLOCKS_FREEDOM: Final = 16
 """Degrees of freedom that the bootstrap variance adds to those of the coefficients."""
 LONG_BLOCKS: Final = 8

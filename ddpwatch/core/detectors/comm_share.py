@@ -14,7 +14,7 @@ from ddpwatch.core.metrics.window import scaled_steps
 from ddpwatch.core.units import percent, plural, ranks_text, wire_and_waiting
 
 if TYPE_CHECKING:
-    from ddpwatch.core.detectors.context import DetectorContext
+    from ddpwatch.core.detectors.context import DetectorContext, Evidence
     from ddpwatch.core.metrics.window import Window
 
 RULE: Final = rules.COMM_SHARE
@@ -95,13 +95,7 @@ def _waiting_advice(window: Window) -> str:
 
 def _without_split(window: Window, share: float, takes: str, *, opens: bool) -> Finding:
     missing = window.world_size - len(window.ranks)
-    return Finding(
-        rule=RULE,
-        severity=Severity.WARNING,
-        subject="job",
-        message=f"{takes}; wire and waiting cannot be told apart while "
-        f"{plural(missing, 'rank')} of {window.world_size} cannot be compared",
-        advice=UNPROVEN_ADVICE,
-        evidence={"share_percent": round(share * 100, 2), "missing_ranks": missing, "steps": len(window)},
-        opens=opens,
-    )
+    unseen = f"{plural(missing, 'rank')} of {window.world_size} cannot be compared"
+    message = f"{takes}; wire and waiting cannot be told apart while {unseen}"
+    evidence: Evidence = {"share_percent": round(share * 100, 2), "missing_ranks": missing, "steps": len(window)}
+    return Finding(RULE, Severity.WARNING, "job", message, UNPROVEN_ADVICE, evidence=evidence, opens=opens)

@@ -10,7 +10,7 @@ from ddpwatch.core.diagnosis.arrivals import stuck, sync_points
 from ddpwatch.core.diagnosis.early_exit import LeftBehind, left_behind
 from ddpwatch.core.diagnosis.exits import Endings, endings
 from ddpwatch.core.diagnosis.mismatch import OpMismatch, mismatch_at_end
-from ddpwatch.core.diagnosis.timeouts import GivingUp, giving_up
+from ddpwatch.core.diagnosis.timeouts import TimedOut, timed_out
 from ddpwatch.core.limits import BaselineLimits
 from ddpwatch.core.metrics.baseline import block_of
 from ddpwatch.core.units import ranks_text
@@ -78,9 +78,9 @@ class DetectorContext:
         return any(is_near(sync_point, self.limits.timeout) for sync_point in self.sync_points)
 
     @cached_property
-    def gave_up(self) -> GivingUp | None:
+    def gave_up(self) -> TimedOut | None:
         """Ranks whose wait timed out, and the ranks they waited for; None = no wait timed out."""
-        return giving_up(self.state)
+        return timed_out(self.state)
 
     @cached_property
     def all_well(self) -> bool:

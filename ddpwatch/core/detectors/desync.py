@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from ddpwatch.core import rules
@@ -18,7 +19,7 @@ from ddpwatch.core.units import duration
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ddpwatch.core.detectors.context import DetectorContext
+    from ddpwatch.core.detectors.context import DetectorContext, Evidence
     from ddpwatch.core.diagnosis.arrivals import GroupMember, SyncPoint
     from ddpwatch.core.diagnosis.mismatch import OpMismatch
 
@@ -66,53 +67,44 @@ def _all_reported(context: DetectorContext, sync_point: SyncPoint) -> bool:
 
 
 def _mismatch(context: DetectorContext, sync_point: SyncPoint) -> Finding:
-    op_groups = op_groups_text(sync_point)
     blamed = sync_point.minority or [member for op_group in sync_point.op_groups for member in op_group]
     seq = (sync_point.op_groups[0][0].group.completed or 0) + 1
-    doings = "; ".join(doing(context.state, member) for member in blamed[:3])
-    label = _out_of_line(sync_point.minority) if sync_point.minority else "the ranks disagree"
-    return Finding(
-        rule=RULE,
-        severity=Severity.CRITICAL,
-        subject=f"group {sync_point.name}",
-        message=f"{label} at #{seq}: {op_groups}{_waited(sync_point)}{deadline_text(context)}. {doings}",
-        advice=ADVICE,
-        ranks=ranks_of(blamed),
-        urgent=context.urgent,
-        detail=top_of_stack(sync_point.op_groups[1][0].rank.stack),
-        evidence=facts(context, sync_point) | {"camps": op_groups, "doing": doings},
-    )
+    label = f"{_out_of_line(sync_point.minority) if sync_point.minority else 'the ranks disagree'} at #{seq}"
+    finding = _waiting(context, sync_point, f"group {sync_point.name}", label, op_groups_text(sync_point), blamed)
+    return replace(finding, detail=top_of_stack(sync_point.op_groups[1][0].rank.stack))
 
 
 def _crossed(context: DetectorContext, cycle: Sequence[SyncPoint]) -> Finding:
     op_groups = " against ".join(f"{operation(sync_point)} on {names_of(sync_point.waiting)}" for sync_point in cycle)
     minority = minority_of(cycle)
     members = minority or [member for sync_point in cycle for member in sync_point.waiting]
-    blamed = {member.rank.rank: member for member in members}
-    doings = "; ".join(doing(context.state, blamed[rank]) for rank in sorted(blamed)[:3])
-    label = f"{_out_of_line(minority)}: " if minority else ""
+    by_rank = {member.rank.rank: member for member in members}
+    label = f"{f'{_out_of_line(minority)}: ' if minority else ''}the ranks wait for each other in different groups"
     longest = max(cycle, key=lambda sync_point: sync_point.waiting[0].age_ns)
-    return Finding(
-        rule=RULE,
-        severity=Severity.CRITICAL,
-        subject="crossed groups",
-        message=f"{label}the ranks wait for each other in different groups: {op_groups}{_waited(longest)}"
-        f"{deadline_text(context)}. {doings}",
-        advice=ADVICE,
-        ranks=tuple(sorted(blamed)),
-        urgent=context.urgent,
-        detail=top_of_stack(blamed[min(blamed)].rank.stack),
-        evidence=facts(context, longest) | {"camps": op_groups, "doing": doings},
-    )
+    blamed = [by_rank[rank] for rank in sorted(by_rank)]
+    finding = _waiting(context, longest, "crossed groups", label, op_groups, blamed)
+    return replace(finding, detail=top_of_stack(blamed[0].rank.stack))
+
+
+def _waiting(
+    context: DetectorContext,
+    sync_point: SyncPoint,
+    subject: str,
+    label: str,
+    op_groups: str,
+    blamed: Sequence[GroupMember],
+) -> Finding:
+    # With the duration of the wait: a viewer that attaches late opens the alert late.
+    waited = duration(sync_point.waiting[0].age_ns / 1e9)
+    doings = "; ".join(doing(context.state, member) for member in blamed[:3])
+    message = f"{label}: {op_groups}, for {waited}{deadline_text(context)}. {doings}"
+    evidence = facts(context, sync_point) | {"camps": op_groups, "doing": doings}
+    ranks, urgent = ranks_of(blamed), context.urgent
+    return Finding(RULE, Severity.CRITICAL, subject, message, ADVICE, ranks, urgent=urgent, evidence=evidence)
 
 
 def _out_of_line(members: Sequence[GroupMember]) -> str:
     return f"{names_of(members)} {'is' if len(members) == 1 else 'are'} out of line"
-
-
-def _waited(sync_point: SyncPoint) -> str:
-    """Duration of the wait: a viewer that attaches late opens the alert late."""
-    return f", for {duration(sync_point.waiting[0].age_ns / 1e9)}"
 
 
 def _broken(mismatch: OpMismatch) -> Finding:
@@ -133,19 +125,10 @@ def _broken(mismatch: OpMismatch) -> Finding:
     unsure = "" if odd else "; which of them is wrong cannot be told"
     if mismatch.unseen:
         unsure += f"; how {names_of(mismatch.unseen)} ended was not seen"
-    return Finding(
-        rule=RULE,
-        severity=Severity.CRITICAL,
-        subject="broken",
-        message=f"{label} when their connections broke: {op_groups}{unsure}{f'. {places}' if places else ''}",
-        advice=ADVICE,
-        ranks=ranks_of(blamed),
-        evidence={
-            "camps": op_groups,
-            "places": places,
-            "aborted": names_of(mismatch.aborted) if mismatch.aborted else "",
-        },
-    )
+    message = f"{label} when their connections broke: {op_groups}{unsure}{f'. {places}' if places else ''}"
+    aborted = names_of(mismatch.aborted) if mismatch.aborted else ""
+    evidence: Evidence = {"camps": op_groups, "places": places, "aborted": aborted}
+    return Finding(RULE, Severity.CRITICAL, "broken", message, ADVICE, ranks_of(blamed), evidence=evidence)
 
 
 def op_groups_text(sync_point: SyncPoint) -> str:

@@ -10,7 +10,7 @@ from ddpwatch.core.alerts.model import Finding, Severity
 from ddpwatch.core.units import count, ranks_text
 
 if TYPE_CHECKING:
-    from ddpwatch.core.detectors.context import DetectorContext
+    from ddpwatch.core.detectors.context import DetectorContext, Evidence
     from ddpwatch.core.state.run import RunState
 
 RULE: Final = rules.DRIFT
@@ -44,26 +44,18 @@ def drift(context: DetectorContext) -> list[Finding]:
     ranks, majority = _odd(checks[key])
     differ = "differs from the others" if len(ranks) == 1 else "differ from the others" if majority else "differ"
     more = len({name for _, name, _ in differing}) - 1
-    return [
-        Finding(
-            rule=RULE,
-            severity=Severity.CRITICAL,
-            subject="replicas",
-            message=f"{ranks_text(ranks)} {differ} in parameter {parameter} after step {count(step)}"
-            + (f", and in {more} more before" if more else ""),
-            advice=ADVICE,
-            ranks=ranks,
-            evidence={
-                "step": step,
-                "parameter": parameter,
-                "offset_elements": offset,
-                "ranks_compared": len(checks[key]),
-                "versions": len(set(checks[key].values())),
-                "differing_slices": len(differing),
-                "slices_compared": len(newest),
-            },
-        )
-    ]
+    message = f"{ranks_text(ranks)} {differ} in parameter {parameter} after step {count(step)}"
+    message += f", and in {more} more before" if more else ""
+    evidence: Evidence = {
+        "step": step,
+        "parameter": parameter,
+        "offset_elements": offset,
+        "ranks_compared": len(checks[key]),
+        "versions": len(set(checks[key].values())),
+        "differing_slices": len(differing),
+        "slices_compared": len(newest),
+    }
+    return [Finding(RULE, Severity.CRITICAL, "replicas", message, ADVICE, ranks, evidence=evidence)]
 
 
 def _common(state: RunState) -> dict[Key, dict[int, int]]:

@@ -12,7 +12,7 @@ from ddpwatch.core.alerts.model import AlertBook, Moment
 from ddpwatch.core.detectors import DETECTORS
 from ddpwatch.core.detectors.context import DetectorContext
 from ddpwatch.core.detectors.log_findings import without_duplicates
-from ddpwatch.core.limits import DEFAULTS, BaselineLimits, JudgeLimits, Limits, WindowLimits
+from ddpwatch.core.limits import DEFAULTS, BaselineLimits, EvaluationLimits, Limits, WindowLimits
 from ddpwatch.core.metrics.baseline import History
 from ddpwatch.core.metrics.window import WINDOW_STEPS, compared_ranks, gather, scaled_steps
 from ddpwatch.core.state.run import MANY_RANKS
@@ -33,6 +33,11 @@ RULE_COLUMNS: Final = (*TIMES, "fingerprint", "comm_bytes")
 BY_STEP: Final = [detector for detector in DETECTORS if detector.by_step]
 BY_TIME: Final = [detector for detector in DETECTORS if not detector.by_step]
 BLOCK: Final = BaselineLimits.BLOCK_STEPS
+
+
+def _nothing() -> None:
+    # Not a lambda: engines are pickled.
+    pass
 
 
 class RuleEngine:
@@ -56,9 +61,9 @@ class RuleEngine:
         self.due_ns = 0
         """Next evaluation, by the viewer's clock, as long as frames arrive."""
         self._gradual_due_ns = 0
-        self._rule_steps = JudgeLimits.MAX_STEPS
+        self._rule_steps = EvaluationLimits.MAX_STEPS
         self._stride = limits.judge.stride_steps
-        self.between: Callable[[], None] = lambda: None
+        self.between: Callable[[], None] = _nothing
         """Called between rules and before steps are gathered: with thousands of ranks both take a while, and something
         else may be more urgent.
         """
@@ -70,7 +75,7 @@ class RuleEngine:
         if not last and state.now_ns < self.due_ns and not (idle and self.behind):
             return
         many = state.world_size > MANY_RANKS
-        self.due_ns = state.now_ns + (JudgeLimits.MANY_RANKS_EVALUATION_NS if many else JudgeLimits.EVALUATION_NS)
+        self.due_ns = state.now_ns + (EvaluationLimits.MANY_RANKS_INTERVAL_NS if many else EvaluationLimits.INTERVAL_NS)
         if not last and _still_arriving(state):
             return
         lineup = compared_ranks(state)
@@ -95,7 +100,7 @@ class RuleEngine:
         context = DetectorContext(state, latest, self.history, self.limits, lineup.out_of_step)
         gradual = last or not many or state.now_ns >= self._gradual_due_ns
         if gradual:
-            self._gradual_due_ns = state.now_ns + JudgeLimits.GRADUAL_NS
+            self._gradual_due_ns = state.now_ns + EvaluationLimits.GRADUAL_NS
         now = _now(state, front)
         self._apply(context, now, [rule for rule in BY_TIME if gradual or not rule.gradual])
         if self.book.open and state.run_condition() == "ended":
@@ -115,7 +120,7 @@ class RuleEngine:
         self._apply(DetectorContext(state, window, self.history, self.limits), _moment(state, ranks, upto), BY_STEP)
         # Short steps: larger windows, less often, because one hiccup spans many of them. Derived from a fixed number of
         # the steps just evaluated, so that neither the viewer's speed nor the previous window size has an influence.
-        step_ns = window.last(JudgeLimits.MAX_STEPS).median_step_ns
+        step_ns = window.last(EvaluationLimits.MAX_STEPS).median_step_ns
         self._rule_steps, self._stride = evaluation_steps(state.world_size, self.limits.judge, step_ns)
 
     def _add_to_history(self, state: RunState, ranks: Sequence[RankState], upto: int) -> None:
@@ -142,13 +147,13 @@ class RuleEngine:
         self.book.hand_over(at)
 
 
-def evaluation_steps(world_size: int, limits: JudgeLimits, step_ns: float) -> tuple[int, int]:
+def evaluation_steps(world_size: int, limits: EvaluationLimits, step_ns: float) -> tuple[int, int]:
     """Window size, and steps between evaluations, for steps of this length."""
-    rule_steps = scaled_steps(JudgeLimits.MAX_STEPS, limits.least_s, step_ns)
-    stride = limits.stride_steps * rule_steps // JudgeLimits.MAX_STEPS
+    rule_steps = scaled_steps(EvaluationLimits.MAX_STEPS, limits.least_s, step_ns)
+    stride = limits.stride_steps * rule_steps // EvaluationLimits.MAX_STEPS
     if world_size > MANY_RANKS:
-        strides = round(JudgeLimits.STRIDE_NS_PER_RANK * world_size / max(stride * step_ns, 1.0))
-        stride *= min(max(strides, 1), JudgeLimits.MAX_STRIDES)
+        strides = round(EvaluationLimits.STRIDE_NS_PER_RANK * world_size / max(stride * step_ns, 1.0))
+        stride *= min(max(strides, 1), EvaluationLimits.MAX_STRIDES)
     return rule_steps, stride
 
 
@@ -167,6 +172,6 @@ def _now(state: RunState, step: int) -> Moment:
 
 def _still_arriving(state: RunState) -> bool:
     """Whether the first hellos are still arriving: the first ranks would be compared without the others."""
-    if state.first_ns is None or state.now_ns - state.first_ns >= JudgeLimits.START_DELAY_NS:
+    if state.first_ns is None or state.now_ns - state.first_ns >= EvaluationLimits.START_DELAY_NS:
         return False
     return any(rank.hello is None for rank in state.ranks.values())

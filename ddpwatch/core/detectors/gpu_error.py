@@ -12,7 +12,7 @@ from ddpwatch.core.units import plural, ranks_text
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ddpwatch.core.detectors.context import DetectorContext
+    from ddpwatch.core.detectors.context import DetectorContext, Evidence
     from ddpwatch.core.state.rank import RankState
     from ddpwatch.wire import Gpu
 
@@ -60,30 +60,14 @@ def _finding(users: Sequence[tuple[RankState, Gpu]]) -> Finding:
     severity, worst, advice = max(reported, key=lambda part: part[0])
     more = len(reported) - 1
     subject = f"{ranks_text(ranks)} · {gpu.device}"
-    return Finding(
-        rule=RULE,
-        severity=severity,
-        subject=subject,
-        message=f"{subject}: {worst}{f' · and {more} more' if more else ''}",
-        advice=advice,
-        ranks=ranks,
-        evidence={
-            "xids": ", ".join(map(str, gpu.xids)) or "none",
-            "new_uncorrected_errors": errors,
-            "lost": "yes" if gpu.lost else "no",
-        },
-    )
+    message = f"{subject}: {worst}{f' · and {more} more' if more else ''}"
+    xids, lost = ", ".join(map(str, gpu.xids)) or "none", "yes" if gpu.lost else "no"
+    evidence: Evidence = {"xids": xids, "new_uncorrected_errors": errors, "lost": lost}
+    return Finding(RULE, severity, subject, message, advice, ranks, evidence=evidence)
 
 
 def _together(findings: Sequence[Finding]) -> Finding:
     ranks = tuple(sorted({rank for finding in findings for rank in finding.ranks}))
     worst = findings[0]
-    return Finding(
-        rule=RULE,
-        severity=worst.severity,
-        subject="GPUs",
-        message=f"{plural(len(findings), 'more GPU')} with errors ({ranks_text(ranks)}), such as {worst.message}",
-        advice=worst.advice,
-        ranks=ranks,
-        evidence={"gpus": len(findings)},
-    )
+    message = f"{plural(len(findings), 'more GPU')} with errors ({ranks_text(ranks)}), such as {worst.message}"
+    return Finding(RULE, worst.severity, "GPUs", message, worst.advice, ranks, evidence={"gpus": len(findings)})

@@ -17,7 +17,7 @@ from ddpwatch.wire import PHASES
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ddpwatch.core.detectors.context import DetectorContext
+    from ddpwatch.core.detectors.context import DetectorContext, Evidence
     from ddpwatch.core.limits import GpuIdleLimits
     from ddpwatch.core.metrics.window import Window
     from ddpwatch.core.state.rank import RankState
@@ -125,18 +125,9 @@ def _finding(subject: str, label: str, found: Sequence[_Idle]) -> Finding:
     where, advice = WAITS.get(phase, ("", _SMALL))
     share = median(one.share for one in named if one.phase == phase) if phase else 0.0
     works = "work" if label.startswith("GPUs") else "works"
-    return Finding(
-        rule=RULE,
-        severity=Severity.WARNING,
-        subject=subject,
-        message=f"{label} {works} {percent(util)} of the time"
-        + (f": {percent(share)} of the step goes by {where}" if phase else ""),
-        advice=advice,
-        ranks=() if label.endswith("all ranks") else tuple(one.rank for one in found),
-        phase=phase or None,
-        evidence={
-            "util_percent": round(util * 100, 1),
-            "phase_percent": round(share * 100, 1),
-            "idle_ranks": len(found),
-        },
-    )
+    message = f"{label} {works} {percent(util)} of the time"
+    message += f": {percent(share)} of the step goes by {where}" if phase else ""
+    ranks = () if label.endswith("all ranks") else tuple(one.rank for one in found)
+    percents = {"util_percent": round(util * 100, 1), "phase_percent": round(share * 100, 1)}
+    evidence: Evidence = {**percents, "idle_ranks": len(found)}
+    return Finding(RULE, Severity.WARNING, subject, message, advice, ranks, phase or None, evidence=evidence)

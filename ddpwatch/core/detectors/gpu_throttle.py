@@ -113,15 +113,9 @@ def _finding(subject: str, held: Sequence[Clock]) -> Finding:
     if len(held) > 1:
         of = f"{subject}, " if subject.startswith("host ") else ""
         label = f"{of}{plural(len(held), 'GPU')} ({ranks_text(ranks)}), at worst"
-    return Finding(
-        rule=RULE,
-        severity=Severity.WARNING,
-        subject=subject,
-        message=f"{label}: {clock_text(worst)}" if len(held) == 1 else f"{label} {clock_text(worst)}",
-        advice=HOT_ADVICE if any(clock.harsh for clock in held) else POWER_ADVICE,
-        ranks=ranks,
-        evidence=_evidence(held, worst),
-    )
+    message = f"{label}: {clock_text(worst)}" if len(held) == 1 else f"{label} {clock_text(worst)}"
+    advice = HOT_ADVICE if any(clock.harsh for clock in held) else POWER_ADVICE
+    return Finding(RULE, Severity.WARNING, subject, message, advice, ranks, evidence=_evidence(held, worst))
 
 
 def _normal(capped: Sequence[Clock], ranks: Sequence[RankState]) -> Finding:
@@ -129,14 +123,8 @@ def _normal(capped: Sequence[Clock], ranks: Sequence[RankState]) -> Finding:
     total = sum(len(rank.gpus.latest.gpus) for rank in ranks if rank.gpus.latest)
     label = f"{len(capped)} of {plural(total, 'GPU')} at the power cap" if total > 1 else "the GPU is at its power cap"
     clocks = clock_text(slowest).partition(",")[0]
-    return Finding(
-        rule=RULE,
-        severity=Severity.INFO,
-        subject="power cap",
-        message=f"{label}, none far below the others: {clocks}" if total > 1 else f"{label}: {clocks}",
-        advice=NORMAL_ADVICE,
-        evidence=_evidence(capped, slowest),
-    )
+    message = f"{label}, none far below the others: {clocks}" if total > 1 else f"{label}: {clocks}"
+    return Finding(RULE, Severity.INFO, "power cap", message, NORMAL_ADVICE, evidence=_evidence(capped, slowest))
 
 
 def _evidence(held: Sequence[Clock], worst: Clock) -> Evidence:

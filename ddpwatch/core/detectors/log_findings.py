@@ -9,7 +9,7 @@ from ddpwatch.core import rules
 from ddpwatch.core.alerts.model import Finding, Severity
 from ddpwatch.core.detectors.context import GOING_ON
 from ddpwatch.core.diagnosis.early_exit import END_OF_DATA
-from ddpwatch.core.limits import JudgeLimits
+from ddpwatch.core.limits import EvaluationLimits
 from ddpwatch.core.units import ranks_text
 
 if TYPE_CHECKING:
@@ -37,28 +37,20 @@ HOW_IT_ENDED: Final = frozenset({"crash", "killed", "signal", "exit"})
 ADVICE: Final = "The logs screen and `ddpwatch postmortem` show the lines that say so."
 
 
-def log_finding(state: RunState, rule: str) -> list[Finding]:
+def _log_finding(state: RunState, rule: str) -> Finding | None:
     """The verdict of the logs, if its cause belongs to this rule."""
     verdict = state.logs.verdict
     if verdict is None or rule != RULES.get(verdict.cause, rules.TIMEOUT) or _is_survived(state, verdict):
-        return []
+        return None
     evidence: Evidence = {"cause": verdict.cause, "certain": int(verdict.certain)}
     if verdict.victims:
         evidence["victims"] = ranks_text(verdict.victims)
     for number, line in enumerate(verdict.evidence[:3], 1):
         evidence[f"line_{number}"] = f"{line.source}:{line.line} {line.text}"
-    return [
-        Finding(
-            rule=rule,
-            severity=Severity.CRITICAL if verdict.certain else Severity.WARNING,
-            subject=SUBJECT,
-            message=verdict.text,
-            advice=ADVICE,
-            ranks=tuple(rank for rank in verdict.culprits if rank in state.ranks),
-            evidence=evidence,
-            lasting=JudgeLimits.LOG_DELAY_NS if state.run_condition() == "live" else 0.0,
-        )
-    ]
+    severity = Severity.CRITICAL if verdict.certain else Severity.WARNING
+    ranks = tuple(rank for rank in verdict.culprits if rank in state.ranks)
+    delay_ns = EvaluationLimits.LOG_DELAY_NS if state.run_condition() == "live" else 0.0
+    return Finding(rule, severity, SUBJECT, verdict.text, ADVICE, ranks, evidence=evidence, lasting=delay_ns)
 
 
 def _is_survived(state: RunState, verdict: Verdict) -> bool:
@@ -71,17 +63,13 @@ def _is_survived(state: RunState, verdict: Verdict) -> bool:
 
 def with_log_findings(state: RunState, rule: str, findings: list[Finding]) -> list[Finding]:
     """Findings of a rule plus that of the logs; merged where both name the same ranks, or the logs name none."""
-    merged = list(findings)
-    for reported in log_finding(state, rule):
-        same = next(
-            (each for each in merged if set(reported.ranks) <= set(each.ranks) and each.severity >= reported.severity),
-            None,
-        )
-        if same is None:
-            merged.append(reported)
-        else:
-            merged[merged.index(same)] = _with_lines(same, reported)
-    return merged
+    reported = _log_finding(state, rule)
+    if reported is None:
+        return findings
+    for place, each in enumerate(findings):
+        if set(reported.ranks) <= set(each.ranks) and each.severity >= reported.severity:
+            return [*findings[:place], _with_lines(each, reported), *findings[place + 1 :]]
+    return [*findings, reported]
 
 
 def without_duplicates(found: Mapping[str, list[Finding]]) -> dict[str, list[Finding]]:

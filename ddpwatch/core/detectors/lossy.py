@@ -86,69 +86,43 @@ def _alone(losses: _Losses) -> Finding:
     }
     if losses.off is not None:
         evidence["off_reason"] = losses.off
-    return Finding(
-        rule=RULE,
-        severity=Severity.INFO if losses.slight else Severity.WARNING,
-        subject=f"rank {losses.rank}",
-        message=f"rank {losses.rank}: {losses.words}",
-        advice=_advice([losses]),
-        ranks=(losses.rank,),
-        evidence=evidence,
-    )
+    name = f"rank {losses.rank}"
+    return _finding([losses], name, f"{name}: {losses.words}", evidence)
 
 
 def _together(affected: list[_Losses]) -> Finding:
     off = [losses.off for losses in affected if losses.off is not None]
-    total = _Losses(
-        -1,
-        lost=sum(losses.lost for losses in affected),
-        dropped=sum(losses.dropped for losses in affected),
-        bad=sum(losses.bad for losses in affected),
-        implausible=False,
-        off=None,
-    )
+    lost, dropped, bad = (sum(getattr(losses, kind) for losses in affected) for kind in ("lost", "dropped", "bad"))
     implausible = sum(losses.implausible for losses in affected)
     parts = [
-        total.words,
+        _Losses(-1, lost, dropped, bad, implausible=False, off=None).words,
         f"{plural(implausible, 'rank')} whose steps do not fit" if implausible else "",
         f"{plural(len(off), 'agent')} switched off" if off else "",
     ]
+    names = ranks_text(losses.rank for losses in affected)
+    evidence: Evidence = {
+        "lost_messages": lost,
+        "dropped_records": dropped,
+        "unusable_records": bad,
+        "disbelieved_ranks": implausible,
+        "agents_off": len(off),
+    }
+    return _finding(affected, "ranks", f"{names}: {', '.join(filter(None, parts))}", evidence)
+
+
+def _finding(affected: list[_Losses], subject: str, message: str, evidence: Evidence) -> Finding:
+    severity = Severity.INFO if all(losses.slight for losses in affected) else Severity.WARNING
+    advice = ADVICE if any(losses.lost or losses.dropped for losses in affected) else UNREADABLE_ADVICE
+    if any(losses.off is not None for losses in affected):
+        advice = OFF_ADVICE
     ranks = tuple(losses.rank for losses in affected)
-    return Finding(
-        rule=RULE,
-        severity=Severity.INFO if all(losses.slight for losses in affected) else Severity.WARNING,
-        subject="ranks",
-        message=f"{ranks_text(ranks)}: {', '.join(filter(None, parts))}",
-        advice=_advice(affected),
-        ranks=ranks,
-        evidence={
-            "lost_messages": total.lost,
-            "dropped_records": total.dropped,
-            "unusable_records": total.bad,
-            "disbelieved_ranks": implausible,
-            "agents_off": len(off),
-        },
-    )
+    return Finding(RULE, severity, subject, message, advice, ranks, evidence=evidence)
 
 
 def _unassigned(state: RunState) -> list[Finding]:
     if not state.bad_unassigned:
         return []
     why = f", the last because: {state.bad_reason}" if state.bad_reason else ""
-    return [
-        Finding(
-            rule=RULE,
-            severity=Severity.WARNING,
-            subject="unassigned",
-            message=f"{plural(state.bad_unassigned, 'unreadable frame')} that no rank can be blamed for{why}",
-            advice=UNREADABLE_ADVICE,
-            evidence={"unreadable_frames": state.bad_unassigned, "last_reason": state.bad_reason},
-        )
-    ]
-
-
-def _advice(affected: list[_Losses]) -> str:
-    if any(losses.off is not None for losses in affected):
-        return OFF_ADVICE
-    gaps = any(losses.lost or losses.dropped for losses in affected)
-    return ADVICE if gaps else UNREADABLE_ADVICE
+    message = f"{plural(state.bad_unassigned, 'unreadable frame')} that no rank can be blamed for{why}"
+    evidence: Evidence = {"unreadable_frames": state.bad_unassigned, "last_reason": state.bad_reason}
+    return [Finding(RULE, Severity.WARNING, "unassigned", message, UNREADABLE_ADVICE, evidence=evidence)]

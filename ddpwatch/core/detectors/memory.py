@@ -16,7 +16,7 @@ from ddpwatch.core.units import duration, percent, ranks_text, size
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ddpwatch.core.detectors.context import DetectorContext
+    from ddpwatch.core.detectors.context import DetectorContext, Evidence
     from ddpwatch.core.state.rank import RankState
     from ddpwatch.wire import Gpu
 
@@ -44,6 +44,10 @@ class _Growth:
     bytes_per_hour: float
     gpu: Gpu | None = None
     """The GPU whose memory grows; None = memory of the host."""
+
+    @property
+    def rate(self) -> Evidence:
+        return {"bytes_per_hour": round(self.bytes_per_hour), "watched_s": round(self.watched_s, 1)}
 
 
 def memory(context: DetectorContext) -> list[Finding]:
@@ -120,22 +124,11 @@ def _finding(grown: list[_Growth]) -> Finding:
     worst = max(grown, key=lambda growth: growth.bytes_per_hour)
     ranks = tuple(growth.rank for growth in grown)
     label = ranks_text(ranks)
-    most = "" if len(grown) == 1 else f"; most on rank {worst.rank}"
-    return Finding(
-        rule=RULE,
-        severity=Severity.WARNING,
-        subject=label if len(grown) == 1 else "ranks",
-        message=f"memory of {label} keeps growing{most}: {size(worst.first_bytes)} to {size(worst.last_bytes)} in "
-        f"{duration(worst.watched_s)}, {size(worst.bytes_per_hour)} an hour",
-        advice=ADVICE,
-        ranks=ranks,
-        evidence={
-            "first_bytes": round(worst.first_bytes),
-            "last_bytes": round(worst.last_bytes),
-            "bytes_per_hour": round(worst.bytes_per_hour),
-            "watched_s": round(worst.watched_s, 1),
-        },
-    )
+    subject, most = (label, "") if len(grown) == 1 else ("ranks", f"; most on rank {worst.rank}")
+    message = f"memory of {label} keeps growing{most}: {size(worst.first_bytes)} to {size(worst.last_bytes)} in "
+    message += f"{duration(worst.watched_s)}, {size(worst.bytes_per_hour)} an hour"
+    sizes: Evidence = {"first_bytes": round(worst.first_bytes), "last_bytes": round(worst.last_bytes)}
+    return Finding(RULE, Severity.WARNING, subject, message, ADVICE, ranks, evidence=sizes | worst.rate)
 
 
 def _gpu_finding(full: Sequence[_Growth], limits: MemoryLimits) -> Finding:
@@ -149,20 +142,9 @@ def _gpu_finding(full: Sequence[_Growth], limits: MemoryLimits) -> Finding:
     subject = f"rank {worst.rank} · {gpu.device}" if len(full) == 1 else "GPUs"
     label = subject if len(full) == 1 else f"{len(full)} GPUs ({ranks_text(ranks)})"
     hint = f" · torch holds {size(reserved)} and uses {size(allocated)} of it" if unused else ""
-    return Finding(
-        rule=RULE,
-        severity=Severity.WARNING,
-        subject=subject,
-        message=f"{label}: {percent(used / total)} of the GPU's memory in use and growing, "
-        f"{size(worst.bytes_per_hour)} an hour{hint}",
-        advice=UNUSED_ADVICE if unused else GPU_ADVICE,
-        ranks=ranks,
-        evidence={
-            "used_bytes": used,
-            "total_bytes": total,
-            "reserved_bytes": reserved,
-            "allocated_bytes": allocated,
-            "bytes_per_hour": round(worst.bytes_per_hour),
-            "watched_s": round(worst.watched_s, 1),
-        },
-    )
+    message = f"{label}: {percent(used / total)} of the GPU's memory in use and growing, "
+    message += f"{size(worst.bytes_per_hour)} an hour{hint}"
+    advice = UNUSED_ADVICE if unused else GPU_ADVICE
+    sizes: Evidence = {"used_bytes": used, "total_bytes": total}
+    sizes |= {"reserved_bytes": reserved, "allocated_bytes": allocated}
+    return Finding(RULE, Severity.WARNING, subject, message, advice, ranks, evidence=sizes | worst.rate)

@@ -8,7 +8,7 @@ from ddpwatch.core import rules
 from ddpwatch.core.alerts.model import Finding, Severity
 from ddpwatch.core.detectors.context import names_of, ranks_of
 from ddpwatch.core.detectors.log_findings import with_log_findings
-from ddpwatch.core.diagnosis.early_exit import END_OF_DATA, left_before, word_to_come
+from ddpwatch.core.diagnosis.early_exit import END_OF_DATA, exit_code_pending, left_before
 from ddpwatch.core.diagnosis.exits import advice_on, is_interrupt, is_timeout
 from ddpwatch.core.limits import RankFailedLimits, UnevenBatchLimits
 from ddpwatch.core.units import plural, ranks_text
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ddpwatch.core.detectors.context import DetectorContext, Evidence
     from ddpwatch.core.diagnosis.early_exit import LeftBehind
     from ddpwatch.core.diagnosis.exits import End
-    from ddpwatch.core.diagnosis.timeouts import GivingUp
+    from ddpwatch.core.diagnosis.timeouts import TimedOut
     from ddpwatch.core.state.rank import RankState
     from ddpwatch.core.state.run import RunState
 
@@ -111,7 +111,7 @@ def _single(state: RunState, end: End) -> Finding:
 
 def _open_delay_ns(state: RunState, left: Sequence[RankState]) -> float:
     """Open delay of a complaint about a peer: the peer ends, or gives its exit code, after its connections."""
-    if word_to_come(state, left):
+    if exit_code_pending(state, left):
         return UnevenBatchLimits.EXIT_CODE_NS
     return RankFailedLimits.CAUSE_DELAY_NS if not left and state.run_condition() == "live" else 0.0
 
@@ -159,7 +159,7 @@ def _on_hosts(state: RunState, ranks: Sequence[RankState]) -> str:
     return f" ({', '.join(hosts)})" if state.spans_hosts and 0 < len(hosts) <= MAX_HOSTS else ""
 
 
-def _gave_up(ends: Sequence[End], gave_up: GivingUp | None) -> Finding:
+def _gave_up(ends: Sequence[End], gave_up: TimedOut | None) -> Finding:
     """Ranks whose wait in a collective timed out; the rule `timeout` names the rank they waited for."""
     waited = [end for end in ends if is_timeout(_text(end.rank))]
     others = [end for end in ends if end not in waited]

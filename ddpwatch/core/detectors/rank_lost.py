@@ -253,7 +253,7 @@ def _last_report(state: RunState, rank: RankState) -> str:
 
 def _several(state: RunState, gone: Sequence[End], subject: str, label: str) -> Finding:
     if gone[0].how == "lost":
-        asked = all(end.asked for end in gone)
+        asked = all(end.signaled for end in gone)
         order = ", too close together to tell which was first" if len(_without_order(gone)) == 1 and not asked else ""
         codes = {end.code for end in gone}
         how = "" if None in codes or len(codes) > 1 else f": each {how_ended(gone[0].code or 0)}"
@@ -265,7 +265,7 @@ def _several(state: RunState, gone: Sequence[End], subject: str, label: str) -> 
 
 def _finding(state: RunState, gone: Sequence[End], subject: str, message: str, advice: str = "") -> Finding:
     # Logs may name what ended ranks that were asked to end.
-    verdict = state.logs.verdict if all(end.asked for end in gone) else None
+    verdict = state.logs.verdict if all(end.signaled for end in gone) else None
     outside = verdict.text if verdict is not None and verdict.cause in FROM_OUTSIDE else ""
     if outside:
         message = f"{names_of(gone)}: {how_ended(gone[0].code or 0).removeprefix('was ')}. {outside}"
@@ -286,7 +286,7 @@ def _advice(gone: Sequence[End]) -> str:
         return LOCKED_ADVICE if all(end.rank.held_by == FREE for end in gone) else NO_HEARTBEAT_ADVICE
     if any(end.rank.oom_kills for end in gone):
         return OOM_ADVICE
-    if all(end.asked for end in gone):
+    if all(end.signaled for end in gone):
         return ASKED_ADVICE
     return LOST_ADVICE if len(gone) == 1 else LOST_TOGETHER_ADVICE
 

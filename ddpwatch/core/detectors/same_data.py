@@ -11,7 +11,7 @@ from ddpwatch.core.alerts.model import Finding, Severity
 from ddpwatch.core.units import plural, ranks_text
 
 if TYPE_CHECKING:
-    from ddpwatch.core.detectors.context import DetectorContext
+    from ddpwatch.core.detectors.context import DetectorContext, Evidence
     from ddpwatch.core.state.rank import RankState
     from ddpwatch.core.state.run import RunState
     from ddpwatch.core.state.step_store import IntArray
@@ -62,19 +62,12 @@ def _same_batches(context: DetectorContext) -> list[Finding]:
     label = "all ranks" if len(ranks) == window.world_size else ranks_text(ranks)
     grouped = f" in {groups} groups" if groups > 1 else ""
     steps = int(shared[often].sum(axis=1).min())
-    return [
-        Finding(
-            rule=RULE,
-            severity=Severity.WARNING,
-            subject="batches",
-            message=f"{label} train on the same samples{grouped}: equal batches in {steps} of {plural(sampled, 'step')}"
-            " looked at",
-            advice=BATCH_ADVICE,
-            ranks=ranks,
-            evidence={"equal_steps": steps, "sampled_steps": sampled, "groups": groups},
-            proven=varies,
-        )
-    ]
+    message = (
+        f"{label} train on the same samples{grouped}: equal batches in {steps} of {plural(sampled, 'step')} looked at"
+    )
+    evidence: Evidence = {"equal_steps": steps, "sampled_steps": sampled, "groups": groups}
+    finding = Finding(RULE, Severity.WARNING, "batches", message, BATCH_ADVICE, ranks, evidence=evidence, proven=varies)
+    return [finding]
 
 
 def _shared(prints: IntArray) -> IntArray:
@@ -99,18 +92,12 @@ def _sampler(state: RunState) -> list[Finding]:
     if not found:
         return []
     names = " and ".join(sorted(set(found.values())))
-    return [
-        Finding(
-            rule=RULE,
-            severity=Severity.INFO,
-            subject="sampler",
-            message=f"sampler {names} is not distributed: unless the dataset itself is split, every rank goes through"
-            " all of it",
-            advice=SAMPLER_ADVICE,
-            ranks=() if len(found) == state.world_size else tuple(found),
-            evidence={"sampler": names, "ranks": len(found)},
-        )
-    ]
+    message = (
+        f"sampler {names} is not distributed: unless the dataset itself is split, every rank goes through all of it"
+    )
+    ranks = () if len(found) == state.world_size else tuple(found)
+    evidence: Evidence = {"sampler": names, "ranks": len(found)}
+    return [Finding(RULE, Severity.INFO, "sampler", message, SAMPLER_ADVICE, ranks, evidence=evidence)]
 
 
 def _set_epoch(state: RunState) -> list[Finding]:
@@ -118,17 +105,10 @@ def _set_epoch(state: RunState) -> list[Finding]:
     if not passes:
         return []
     most = max(passes.values())
-    return [
-        Finding(
-            rule=RULE,
-            severity=Severity.WARNING,
-            subject="set_epoch",
-            message=f"set_epoch was never called: every epoch has the same order (seen in {most} passes)",
-            advice=EPOCH_ADVICE,
-            ranks=() if len(passes) == state.world_size else tuple(passes),
-            evidence={"equal_passes": most, "ranks": len(passes)},
-        )
-    ]
+    message = f"set_epoch was never called: every epoch has the same order (seen in {most} passes)"
+    ranks = () if len(passes) == state.world_size else tuple(passes)
+    evidence: Evidence = {"equal_passes": most, "ranks": len(passes)}
+    return [Finding(RULE, Severity.WARNING, "set_epoch", message, EPOCH_ADVICE, ranks, evidence=evidence)]
 
 
 def _equal_passes(rank: RankState) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from ddpwatch.core import rules
@@ -94,17 +95,10 @@ def _without_report(context: DetectorContext, sync_point: SyncPoint, never_recei
     unreachable = _unreachable(context.state, never_received)
     held = next(filter(None, map(why_no_heartbeat, never_received)), "stopped, or something holds Python's lock")
     doings = f"{names} ({where}) {does} not answer: {unreachable or held}"
-    return Finding(
-        rule=RULE,
-        severity=_severity(context, sync_point),
-        subject=f"group {sync_point.name}",
-        message=f"{names} {has} most likely not joined {operation(sync_point)}: {waiting_text(sync_point)}"
-        f"{deadline_text(context)}. {doings}",
-        advice=HOST_ADVICE if unreachable else _no_heartbeat_advice(never_received),
-        ranks=tuple(rank.rank for rank in never_received),
-        urgent=context.urgent,
-        evidence=facts(context, sync_point) | {"doing": doings},
-    )
+    message = f"{names} {has} most likely not joined {operation(sync_point)}: {waiting_text(sync_point)}"
+    message += f"{deadline_text(context)}. {doings}"
+    advice = HOST_ADVICE if unreachable else _no_heartbeat_advice(never_received)
+    return _finding(context, sync_point, message, advice, tuple(rank.rank for rank in never_received), doings)
 
 
 def _unreachable(state: RunState, never_received: Sequence[RankState]) -> str:
@@ -152,18 +146,12 @@ def _missing(context: DetectorContext, sync_point: SyncPoint, also: Sequence[Syn
     advice = HOST_ADVICE if gone else MISSING_ADVICE
     if silent and not gone:
         advice = _no_heartbeat_advice([member.rank for member in missing])
-    return Finding(
-        rule=RULE,
-        severity=_severity(context, sync_point),
-        subject=f"group {sync_point.name}",
-        message=f"{names_of(missing)} {has} not joined {operation(sync_point)}: {waiting_text(sync_point)}"
-        f"{_elsewhere(sync_point, also)}{deadline_text(context)}. {doings}",
-        advice=advice,
-        ranks=ranks_of(missing),
+    message = f"{names_of(missing)} {has} not joined {operation(sync_point)}: {waiting_text(sync_point)}"
+    message += f"{_elsewhere(sync_point, also)}{deadline_text(context)}. {doings}"
+    return replace(
+        _finding(context, sync_point, message, advice, ranks_of(missing), doings),
         phase=PHASES[beat.phase] if beat is not None else None,
         detail=top_of_stack(missing[0].rank.stack) or ("silent" if silent else ""),
-        urgent=context.urgent,
-        evidence=facts(context, sync_point) | {"doing": doings},
     )
 
 
@@ -179,26 +167,38 @@ def _all_wait(context: DetectorContext, sync_point: SyncPoint) -> bool:
 
 
 def _transport(context: DetectorContext, sync_point: SyncPoint) -> Finding:
+    message = f"all {len(sync_point.members)} ranks have joined {operation(sync_point)} and it does not complete: "
+    message += f"{waiting_text(sync_point)}{deadline_text(context)}. It is the network, not a rank"
+    return _finding(context, sync_point, message, TRANSPORT_ADVICE)
+
+
+def _finding(
+    context: DetectorContext,
+    sync_point: SyncPoint,
+    message: str,
+    advice: str,
+    ranks: tuple[int, ...] = (),
+    doings: str = "",
+) -> Finding:
     return Finding(
         rule=RULE,
         severity=_severity(context, sync_point),
         subject=f"group {sync_point.name}",
-        message=f"all {len(sync_point.members)} ranks have joined {operation(sync_point)} and it does not complete: "
-        f"{waiting_text(sync_point)}{deadline_text(context)}. It is the network, not a rank",
-        advice=TRANSPORT_ADVICE,
+        message=message,
+        advice=advice,
+        ranks=ranks,
         urgent=context.urgent,
-        evidence=facts(context, sync_point),
+        evidence=facts(context, sync_point) | ({"doing": doings} if doings else {}),
     )
 
 
 def _severity(context: DetectorContext, sync_point: SyncPoint) -> Severity:
-    longest_ns = sync_point.waiting[0].age_ns
-    left_ns = context.timeout_in_ns
-    urgent = left_ns is not None and left_ns < longest_ns
-    if not has_trained(sync_point, context) and longest_ns < context.limits.stall.first_s * 1e9:
+    limits, waited_ns, left_ns = context.limits.stall, sync_point.waiting[0].age_ns, context.timeout_in_ns
+    if not has_trained(sync_point, context) and waited_ns < limits.first_s * 1e9:
         # In the first steps ranks compile and start late: most likely they will arrive.
         return Severity.WARNING
-    return Severity.CRITICAL if urgent or longest_ns > context.limits.stall.critical_s * 1e9 else Severity.WARNING
+    half_over = left_ns is not None and left_ns < waited_ns
+    return Severity.CRITICAL if half_over or waited_ns > limits.critical_s * 1e9 else Severity.WARNING
 
 
 def has_trained(sync_point: SyncPoint, context: DetectorContext) -> bool:

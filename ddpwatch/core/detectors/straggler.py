@@ -83,7 +83,7 @@ def straggler(context: DetectorContext) -> list[Finding]:
     proven = [suspect for suspect in alone if suspect.proven]
     if len(proven) > limits.MAX_SEPARATE:
         # One finding: hundreds would take longer to compute than the steps.
-        names = ranges((window.ranks[suspect.row] for suspect in proven), most=MAX_CHARS)
+        names = ranges((window.ranks[suspect.row] for suspect in proven), max_chars=MAX_CHARS)
         label = f"{len(proven)} of {len(window.ranks)} ranks{f' ({names})' if names else ''}"
         findings.append(_finding(context, window, proven, MANY, label, limits))
         alone = [suspect for suspect in alone if not suspect.proven]

@@ -19,9 +19,9 @@ from ddpwatch.core.units import duration, ranks_text
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ddpwatch.core.detectors.context import DetectorContext
+    from ddpwatch.core.detectors.context import DetectorContext, Evidence
     from ddpwatch.core.diagnosis.arrivals import SyncPoint
-    from ddpwatch.core.diagnosis.timeouts import GivingUp
+    from ddpwatch.core.diagnosis.timeouts import TimedOut
     from ddpwatch.core.state.run import RunState
 
 RULE: Final = rules.TIMEOUT
@@ -71,15 +71,10 @@ def _near(context: DetectorContext, sync_point: SyncPoint, left_ns: float, elsew
         why = f"{names_of(missing)} not having joined it"
     else:
         why = f"although all ranks{'' if sync_point.all_present else ' that are heard'} have joined it"
-    return Finding(
-        rule=RULE,
-        severity=Severity.CRITICAL if has_trained(sync_point, context) else Severity.WARNING,
-        subject=f"group {sync_point.name}",
-        message=f"torch ends the job {left} unless {operation(sync_point)} completes, {why}",
-        advice=SOON_ADVICE,
-        ranks=tuple(member.rank.rank for member in missing),
-        evidence=facts(context, sync_point),
-    )
+    severity = Severity.CRITICAL if has_trained(sync_point, context) else Severity.WARNING
+    message = f"torch ends the job {left} unless {operation(sync_point)} completes, {why}"
+    ranks, evidence = tuple(member.rank.rank for member in missing), facts(context, sync_point)
+    return Finding(RULE, severity, f"group {sync_point.name}", message, SOON_ADVICE, ranks, evidence=evidence)
 
 
 def _fired(context: DetectorContext) -> list[Finding]:
@@ -89,7 +84,6 @@ def _fired(context: DetectorContext) -> list[Finding]:
     if gave_up.split is not None:
         return [_disagreed(gave_up, gave_up.split)]
     culprits = gave_up.culprits
-    names = ranks_text(rank.rank for rank in gave_up.ranks)
     if culprits:
         # A rank whose wait timed out may itself be missing in another group, where the rest waits for it.
         itself = any(member.rank in gave_up.ranks for member in culprits)
@@ -101,35 +95,23 @@ def _fired(context: DetectorContext) -> list[Finding]:
         why = "the ranks waited for each other in different groups"
     else:
         why = f"who had not joined it was not seen{_still_there(state)}"
-    return [
-        Finding(
-            rule=RULE,
-            severity=Severity.CRITICAL,
-            subject="fired",
-            message=f"{names} gave up waiting in a collective; {why}",
-            advice=FIRED_ADVICE if culprits else UNSEEN_ADVICE,
-            ranks=tuple(member.rank.rank for member in culprits),
-            ends_wait=True,
-            evidence={"complaining": names, "culprits": len(culprits), "rests_on": gave_up.rests_on},
-        )
-    ]
+    ranks = tuple(member.rank.rank for member in culprits)
+    return [_given_up(gave_up, why, FIRED_ADVICE if culprits else UNSEEN_ADVICE, ranks, {})]
 
 
-def _disagreed(gave_up: GivingUp, split: SyncPoint) -> Finding:
+def _disagreed(gave_up: TimedOut, split: SyncPoint) -> Finding:
     """The counterpart of `desync` for ranks whose wait timed out."""
-    names, odd, op_groups = ranks_text(rank.rank for rank in gave_up.ranks), gave_up.culprits, op_groups_text(split)
-    label = f"{names_of(odd)} {'was' if len(odd) == 1 else 'were'} out of line"
-    return Finding(
-        rule=RULE,
-        severity=Severity.CRITICAL,
-        subject="fired",
-        message=f"{names} gave up waiting in a collective; {label if odd else 'the ranks disagreed'} at "
-        f"#{split.waiting[0].waits_at}: {op_groups}",
-        advice=DESYNC_ADVICE,
-        ranks=ranks_of(odd or split.members),
-        ends_wait=True,
-        evidence={"complaining": names, "culprits": len(odd), "camps": op_groups, "rests_on": gave_up.rests_on},
-    )
+    odd, op_groups = gave_up.culprits, op_groups_text(split)
+    label = f"{names_of(odd)} {'was' if len(odd) == 1 else 'were'} out of line" if odd else "the ranks disagreed"
+    why = f"{label} at #{split.waiting[0].waits_at}: {op_groups}"
+    return _given_up(gave_up, why, DESYNC_ADVICE, ranks_of(odd or split.members), {"camps": op_groups})
+
+
+def _given_up(gave_up: TimedOut, why: str, advice: str, ranks: tuple[int, ...], more: Evidence) -> Finding:
+    names = ranks_text(rank.rank for rank in gave_up.ranks)
+    message = f"{names} gave up waiting in a collective; {why}"
+    evidence: Evidence = {"complaining": names, "culprits": len(gave_up.culprits), **more, "rests_on": gave_up.rests_on}
+    return Finding(RULE, Severity.CRITICAL, "fired", message, advice, ranks, ends_wait=True, evidence=evidence)
 
 
 def _still_there(state: RunState) -> str:

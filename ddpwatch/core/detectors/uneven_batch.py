@@ -14,12 +14,12 @@ from ddpwatch.core.detectors.stall import MAX_ACTIVITIES, deadline_text, doing, 
 from ddpwatch.core.diagnosis.early_exit import (
     END_OF_DATA,
     ended_in_order,
+    exit_code_pending,
     in_sync,
     is_stuck,
     left_the_loop,
     ran_out,
-    tells_its_data,
-    word_to_come,
+    reports_data_length,
 )
 from ddpwatch.core.diagnosis.stacks import top_of_stack
 from ddpwatch.core.limits import UnevenBatchLimits
@@ -108,10 +108,10 @@ def _ended_early(context: DetectorContext) -> list[Finding]:
     has = "has" if len(early) == 1 else "have"
     message = f"{_names(early)} {has} ended after {plural(done, 'step')} while the others go on: {_names(stuck)} in "
     message += f"all-reduce for {duration(waited_s)}"
-    in_the_middle = any(tells_its_data(rank) and not rank.at_end_of_data for rank in early)
+    in_the_middle = any(reports_data_length(rank) and not rank.at_end_of_data for rank in early)
     # With data of unknown length it may have left for another reason, and the others may fail in a moment.
-    unknown = not all(map(tells_its_data, early))
-    exit_code_matters = in_the_middle or (unknown and word_to_come(state, early))
+    unknown = not all(map(reports_data_length, early))
+    exit_code_matters = in_the_middle or (unknown and exit_code_pending(state, early))
     open_delay_ns = UnevenBatchLimits.LEFT_NS if exit_code_matters else UnevenBatchLimits.STUCK_NS if unknown else 0
     held = next((sync_point for sync_point in context.sync_points if sync_point.waiting), None)
     evidence = facts(context, held) if held is not None else {}
@@ -157,7 +157,7 @@ def _left_behind(context: DetectorContext) -> list[Finding]:
     message += f"{their} and failed"
     evidence: Evidence = {"steps_done": done, "failed_ranks": len(failed), "waiting_s": round(waited_ns / 1e9, 1)}
     # With an exit code other than 0 the rank has failed: then it was not the data.
-    certain = context.left_behind.at_end or not word_to_come(context.state, left)
+    certain = context.left_behind.at_end or not exit_code_pending(context.state, left)
     return [_end_of_data(context, left, message, evidence, 0 if certain else UnevenBatchLimits.EXIT_CODE_NS)]
 
 

@@ -106,11 +106,6 @@ class SyncPoint:
         return member.fresh and member.waits_at is not None
 
     @cached_property
-    def arrived(self) -> tuple[GroupMember, ...]:
-        """Ranks that have joined the last operation."""
-        return tuple(member for member in self.members if member.group.enqueued == self.front)
-
-    @cached_property
     def waiting(self) -> tuple[GroupMember, ...]:
         """Ranks that have joined and wait, the longest wait first.
 
@@ -211,10 +206,7 @@ def stuck(held: Sequence[SyncPoint], limits: Limits) -> list[SyncPoint]:
 def roots(
     held: Sequence[SyncPoint], near: Sequence[SyncPoint], waits: Callable[[GroupMember], bool]
 ) -> list[SyncPoint]:
-    """Sync points that are root causes of the `held` ones, given all that may hold them and what counts as waiting.
-
-    A rank that is missing in one group because it waits in another is no cause.
-    """
+    """Root causes of the `held` sync points: a rank that is missing because it waits in a `near` one is not a cause."""
     waiting = {other.name: {each.rank.rank for each in other.waiting if waits(each)} for other in near}
     excused = [
         replace(each, excused=frozenset(rank for name in waiting.keys() - {each.name} for rank in waiting[name]))
@@ -275,16 +267,12 @@ def _reported_at_ns(beat: Beat, group: Group, place: int) -> int:
     return group.age_ns
 
 
-def p99_wait_ns(waiting: Sequence[GroupMember], warmup_steps: int) -> float | None:
-    """The largest 99th percentile of the waits of these ranks so far; None = they have not trained yet."""
-    waits = []
-    for member in waiting:
-        indices = member.rank.steps.indices()
-        indices = indices[indices >= warmup_steps]
-        if len(indices):
-            waits_ns = member.rank.steps.column("sync_ns", indices)
-            waits.append(float(np.percentile(waits_ns, StallLimits.WAIT_PERCENTILE)))
-    return max(waits, default=None)
+def p99_wait_ns(rank: RankState, warmup_steps: int) -> float | None:
+    """99th percentile of the waits of a rank so far; None = it has not trained yet."""
+    indices = rank.steps.indices()
+    indices = indices[indices >= warmup_steps]
+    waits_ns = rank.steps.column("sync_ns", indices)
+    return float(np.percentile(waits_ns, StallLimits.WAIT_PERCENTILE)) if len(indices) else None
 
 
 def is_abnormal(sync_point: SyncPoint, limits: StallLimits, warmup_steps: int) -> bool:
@@ -292,15 +280,16 @@ def is_abnormal(sync_point: SyncPoint, limits: StallLimits, warmup_steps: int) -
 
     By reported times only: to a viewer that was stopped or disconnected all ranks would seem to wait.
     """
-    waiting = sorted((each for each in sync_point.waiting if not each.paused), key=lambda each: -each.reported_ns)
-    if not waiting or waiting[0].reported_ns <= limits.least_s * 1e9:
+    waiting = (each for each in sync_point.waiting if not each.paused)
+    longest = max(waiting, key=lambda each: each.reported_ns, default=None)
+    if longest is None or longest.reported_ns <= limits.least_s * 1e9:
         return False
     if sync_point.missing and all(member.paused for member in sync_point.missing):
         return False
-    baseline_ns = p99_wait_ns(waiting[:1], warmup_steps)
+    baseline_ns = p99_wait_ns(longest.rank, warmup_steps)
     if baseline_ns is None:
         # First steps: compiling, and ranks that start late.
-        timeout_ns = waiting[0].group.timeout_ns
+        timeout_ns = longest.group.timeout_ns
         patience_ns = min(limits.first_s * 1e9, timeout_ns / 2 if timeout_ns else float("inf"))
-        return waiting[0].reported_ns > patience_ns
-    return waiting[0].reported_ns > limits.factor * baseline_ns
+        return longest.reported_ns > patience_ns
+    return longest.reported_ns > limits.factor * baseline_ns

@@ -47,13 +47,17 @@ def left_behind(state: RunState) -> LeftBehind:
     failed = tuple(rank for rank in _complaining_since(state, left) if _has_data_left(rank, left))
     if failed:
         return LeftBehind(left, failed)
-    left = tuple(rank for rank in ended if not tells_its_data(rank))
+    left = tuple(rank for rank in ended if not reports_data_length(rank))
     failed = tuple(_complaining_since(state, left))
     if not failed:
         return LeftBehind()
     # One that had waited, or still does, is enough: the last heartbeats of the others may be from before.
     living = [rank for rank in state.ranks.values() if state.condition(rank) == "ok"]
-    waited = any(is_stuck(rank, _outlived(rank, left)) for rank in failed)
+    waited = any(
+        # Those that left long enough before a rank failed to be the ones that it waited for.
+        is_stuck(rank, [each for each in left if (rank.bye_ns or 0) - (each.bye_ns or 0) > UnevenBatchLimits.STUCK_NS])
+        for rank in failed
+    )
     waits = any(is_stuck(rank, left) for rank in living)
     in_order = all(rank.exit_code == 0 for rank in left)
     return LeftBehind(left, failed, at_end=False) if waited or waits or in_order else LeftBehind()
@@ -71,7 +75,7 @@ def left_before(state: RunState, failed_ns: int) -> list[RankState]:
     ]
 
 
-def word_to_come(state: RunState, left: Iterable[RankState]) -> bool:
+def exit_code_pending(state: RunState, left: Iterable[RankState]) -> bool:
     """Whether the exit code of a rank that left may still come: its process is on this host and has not ended."""
     return any(
         rank.bye is not None
@@ -83,10 +87,10 @@ def word_to_come(state: RunState, left: Iterable[RankState]) -> bool:
     )
 
 
-def blame_to_come(state: RunState) -> bool:
+def root_cause_pending(state: RunState) -> bool:
     """Whether a rank has lost its connection to one that left, whose exit code may still come."""
     lost_ns = [rank.bye_ns or 0 for rank, _ in _complaining(state)]
-    return bool(lost_ns) and word_to_come(state, left_before(state, max(lost_ns)))
+    return bool(lost_ns) and exit_code_pending(state, left_before(state, max(lost_ns)))
 
 
 def _complaining(state: RunState) -> list[tuple[RankState, str]]:
@@ -111,11 +115,6 @@ def is_stuck(rank: RankState, left: Sequence[RankState]) -> bool:
     return beat.phase_ns > UnevenBatchLimits.STUCK_NS and (rank.step or 0) >= min(each.step or 0 for each in left)
 
 
-def _outlived(rank: RankState, left: Sequence[RankState]) -> list[RankState]:
-    """Those that left long enough before a rank failed to be the ones that it waited for."""
-    return [each for each in left if (rank.bye_ns or 0) - (each.bye_ns or 0) > UnevenBatchLimits.STUCK_NS]
-
-
 def ended_in_order(rank: RankState) -> bool:
     """Whether a rank that trains with others has said goodbye in order; other ends are up to `rank-failed`."""
     if rank.bye is None or rank.hello is None:
@@ -123,7 +122,7 @@ def ended_in_order(rank: RankState) -> bool:
     return rank.bye.reason in ENDED and rank.hello.kind in KINDS and (rank.exit_code or 0) <= 0
 
 
-def tells_its_data(rank: RankState) -> bool:
+def reports_data_length(rank: RankState) -> bool:
     """Whether the length of its data in the latest epoch is known."""
     return rank.loader is not None and bool(rank.loader.length)
 

@@ -136,9 +136,7 @@ class End:
     rank: RankState
     how: How
     at_ns: int
-    """Viewer's clock at its goodbye, or its last heartbeat, or the discovery of its end; of ranks that were signaled
-    together, that of the first.
-    """
+    """Viewer's clock at its goodbye, last heartbeat or discovered end; of ranks signaled together, of the first."""
     complains_of_peer: bool = False
     """Whether its exception is about the connection to another rank."""
 
@@ -153,7 +151,7 @@ class End:
         return self.rank.exit_code if self.how == "lost" else None
 
     @property
-    def asked(self) -> bool:
+    def signaled(self) -> bool:
         """Whether a signal asked it to end, as launchers send to the others when one is gone."""
         return self.code in _ASKED
 
@@ -167,10 +165,10 @@ class End:
         """Whether it ended by an exception that is not about a peer, a kill, a crash or an exit."""
         if self.how == "failed":
             return not self.complains_of_peer
-        return self.code is not None and not self.asked and not self.aborted
+        return self.code is not None and not self.signaled and not self.aborted
 
     @property
-    def seen(self) -> bool:
+    def observed(self) -> bool:
         """Whether its end was observed as it happened."""
         return self.how == "lost" and self.rank.ended_ns is not None
 
@@ -201,10 +199,8 @@ class Endings:
 
 
 def endings(state: RunState, silent_s: float) -> Endings:
-    """Bad exits of a run, first and secondary failures apart.
-
-    An exit counts once a heartbeat of every living rank has come after it: until then one of them may have been the
-    first failure.
+    """Bad exits, first and secondary failures apart. An exit counts once every living rank has sent a heartbeat after
+    it: until then one of them may be the first failure.
     """
     found: list[End] = []
     received_ns: int | None = None
@@ -219,7 +215,7 @@ def endings(state: RunState, silent_s: float) -> Endings:
             found.append(End(rank, "silent", rank.last_received_ns or 0))
         elif how in {"ok", "paused"} and rank.last_received_ns is not None:
             received_ns = rank.last_received_ns if received_ns is None else min(received_ns, rank.last_received_ns)
-    return _in_order(_asked_together([end for end in found if _is_settled(end, received_ns)]))
+    return _in_order(_signaled_together([end for end in found if _is_settled(end, received_ns)]))
 
 
 def _has_no_heartbeat(state: RunState, last_received_ns: int | None, silent_s: float) -> bool:
@@ -234,18 +230,16 @@ def _is_settled(end: End, received_ns: int | None) -> bool:
     return received_ns is None or end.rank.last_received_ns is None or received_ns >= proof_ns
 
 
-def _asked_together(ends: list[End]) -> list[End]:
-    """The exits, with one time for those that the same signal ended one after another. Not on a host with another kind
-    of exit: something came before the signal.
-    """
+def _signaled_together(ends: list[End]) -> list[End]:
+    """Exits with one time for those by the same signal, unless a host has other exits: they came before the signal."""
     codes: dict[str, set[int | None]] = {}
     for end in ends:
-        codes.setdefault(end.rank.host, set()).add(end.code if end.asked else None)
+        codes.setdefault(end.rank.host, set()).add(end.code if end.signaled else None)
     spans_ns: dict[int, tuple[int, int]] = {}
     """By exit code, times of the first and the last exit so far."""
     placed = []
     for end in sorted(ends, key=lambda end: end.at_ns):
-        code = end.code if len(codes[end.rank.host]) == 1 and end.asked else None
+        code = end.code if len(codes[end.rank.host]) == 1 and end.signaled else None
         if code is None:
             placed.append(end)
             continue
@@ -273,7 +267,7 @@ def _in_order(ends: list[End]) -> Endings:
 
 def _place(end: End) -> tuple[int, int]:
     """Sort key: time; of exits without an order, own errors first and complaints last."""
-    lead = 1 if end.own_error else -1 if end.complains_of_peer or end.asked else 0
+    lead = 1 if end.own_error else -1 if end.complains_of_peer or end.signaled else 0
     return end.at_ns - lead * RankLostLimits.ORDER_NS, end.rank.rank
 
 
@@ -290,7 +284,7 @@ def _follows(end: End, cause: End) -> bool:
         return False
     if end.how == "lost" and end.own_error:
         return after_ns > (RankLostLimits.ORDER_NS if (end.code or 0) > 0 else RankLostLimits.KILL_DELAY_NS)
-    if end.how != "failed" and (cause.own_error or (end.asked and not cause.asked)):
+    if end.how != "failed" and (cause.own_error or (end.signaled and not cause.signaled)):
         return after_ns >= -RankLostLimits.ORDER_NS
     return after_ns > _apart_ns(end, cause)
 
@@ -301,4 +295,4 @@ def without_order(end: End, other: End) -> bool:
 
 
 def _apart_ns(end: End, other: End) -> int:
-    return RankLostLimits.SEEN_ORDER_NS if end.seen and other.seen else RankLostLimits.ORDER_NS
+    return RankLostLimits.SEEN_ORDER_NS if end.observed and other.observed else RankLostLimits.ORDER_NS

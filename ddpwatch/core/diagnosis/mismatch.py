@@ -56,7 +56,7 @@ def mismatch_at_end(endings: Endings) -> OpMismatch | None:
     if any(end.own_error or end.how == "silent" or is_timeout(end.text) for end in ends):
         return None
     aborted = tuple(end for end in ends if end.aborted)
-    left = [end for end in ends if end.complains_of_peer] + [end for end in ends if aborted and end.asked]
+    left = [end for end in ends if end.complains_of_peer] + [end for end in ends if aborted and end.signaled]
     if not left:
         return None
     since_ns = min((end.at_ns for end in aborted), default=None)
@@ -108,9 +108,7 @@ def _line(end: End) -> str:
 
 
 def _ops_at_end(reports: list[list[Collective]]) -> list[Collective]:
-    """The operation in which each rank broke. Ranks may have joined more without waiting: if all are in the same group,
-    it is the last one that all have joined.
-    """
+    """The operation in which each rank broke: in one group the last that all have joined, as some may be ahead."""
     last = [ops[-1] for ops in reports]
     if len({op.group for op in last}) > 1:
         return last

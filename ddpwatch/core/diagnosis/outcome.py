@@ -1,6 +1,6 @@
 """How a run ended, computed once: well or badly, the root cause, and the ranks that failed because of it.
 
-Every output formats an `Outcome`; none of them looks at the ranks to decide again.
+Every output formats an `Outcome`; none of them decides it again from the ranks.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Outcome:
     live: bool
     """Whether a rank is still training."""
     bad: dict[int, Condition]
-    """Ranks that failed, were lost or fell silent, each with which of these."""
+    """Ranks that failed, were lost or fell silent, each with its condition."""
     left: tuple[int, ...]
     """Ranks that said goodbye in order."""
     switched_off: tuple[int, ...]
@@ -111,7 +111,7 @@ def outcome_of(state: RunState, alerts: Iterable[Alert], limits: Limits = DEFAUL
 def alert_of_bad_end(alerts: Iterable[Alert], *, over: bool = False) -> Alert | None:
     """The open alert that by itself reports a bad end, for runs of which nothing else is known; None = there is none.
 
-    A short wait at the end of a recording is no bad end, and neither is any wait once the run is `over`.
+    A short wait at the end of a recording does not count, nor does any wait once the run is `over`.
     """
     alerts = [alert for alert in alerts if alert.closed is None]
     exits = [alert for alert in alerts if alert.finding.rule in rules.EXITS]
@@ -168,7 +168,7 @@ def _from_outside(ends: Sequence[End]) -> Reason | None:
     """How something that is not a rank ended them all; None = it did not."""
     if all(map(is_interrupt, ends)):
         return "interrupted"
-    return "signal" if ends[0].asked and len({end.code for end in ends}) == 1 else None
+    return "signal" if ends[0].signaled and len({end.code for end in ends}) == 1 else None
 
 
 def _left_by(state: RunState, bad: Iterable[int]) -> list[int]:

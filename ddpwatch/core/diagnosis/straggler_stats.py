@@ -1,9 +1,9 @@
 """Statistical test for stragglers: ranks whose own work exceeds that of the others, and the steps in which it does.
 
-`self` of each rank is compared with the median of the other ranks at the same step. The noise is a MAD of step-to-step
-differences. An excess counts above a threshold, and is proven when its median is enough standard errors above zero,
-corrected for the number of ranks. Three kinds are tested: the latest steps, every k-th step (folding by period), and
-sporadic outliers (Poisson).
+`self` of each rank is compared with the median of the other ranks at the same step. The noise is a MAD of differences
+between neighboring ranks. An excess counts above a threshold, and is proven when its median is enough standard errors
+above zero, corrected for the number of ranks. Three kinds are tested: the latest steps, every k-th step (folding by
+period), and sporadic outliers (Poisson).
 """
 
 from __future__ import annotations
@@ -36,25 +36,18 @@ PERIODS: Final = (EVERY_STEP, 2, 3, 4, 5, 6, 7, 8)
 """Periods in steps by which the window is folded."""
 
 
-@dataclass(frozen=True)
-class _StepSets:
-    """Sets of steps of a window in which a rank may be slow, in the order in which they are tested."""
-
-    slices: list[slice]
-    """A set of every k-th step has step k."""
-    masks: list[BoolArray]
-    sizes: FloatArray
-
-
 @lru_cache(maxsize=64)
-def _step_sets(count: int, recent_steps: int) -> _StepSets:
-    """Sets for a window of `count` steps. Cached, so the masks are read-only."""
+def _step_sets(count: int, recent_steps: int) -> tuple[list[slice], BoolArray, FloatArray]:
+    """Sets of steps in which a rank may be slow, as slices, masks and sizes, in the order in which they are tested.
+
+    For a window of `count` steps. Every k-th step is a slice with step k. Cached, so the masks are read-only.
+    """
     slices = [where for period in PERIODS for where in _sets_of_period(count, period, recent_steps)]
     masks = np.zeros((len(slices), count), dtype=np.bool_)
     for mask, where in zip(masks, slices, strict=True):
         mask[where] = True
     masks.flags.writeable = False
-    return _StepSets(slices, list(masks), masks.sum(axis=1).astype(np.float64))
+    return slices, masks, masks.sum(axis=1).astype(np.float64)
 
 
 def _sets_of_period(count: int, period: int, recent_steps: int) -> Iterator[slice]:
@@ -182,9 +175,7 @@ def _slow_ranks(
 
 
 def _clearest(found: list[Suspect]) -> Suspect:
-    """The simplest pattern that explains the excess: one of twice the frequency has half of it. If that one has ended,
-    one that continues after it goes first.
-    """
+    """The simplest pattern that explains the excess, or, if that one has ended, one that continues after it."""
     proven = [suspect for suspect in found if suspect.proven] or found
     most_ns = max(suspect.excess_ns for suspect in proven)
     clearest = next(suspect for suspect in proven if suspect.excess_ns >= StragglerLimits.EXPLAINED_SHARE * most_ns)
@@ -215,21 +206,21 @@ def _periodic(excess_ns: FloatArray, sigma_ns: float, limit_ns: float, limits: S
     """
     shown_ns: dict[int, float] = {}
     hiccup = max(1, limits.recent_steps // StragglerLimits.HICCUP_DIVISOR)
-    sets = _step_sets(excess_ns.shape[1], limits.recent_steps)
+    slices, masks, sizes = _step_sets(excess_ns.shape[1], limits.recent_steps)
     over = excess_ns > limit_ns
     # Nearly all of thousands of ranks have too few slow steps for any set.
-    few = np.flatnonzero(np.count_nonzero(over, axis=1) > StragglerLimits.MIN_SLOW_SHARE * float(sets.sizes.min()))
+    few = np.flatnonzero(np.count_nonzero(over, axis=1) > StragglerLimits.MIN_SLOW_SHARE * float(sizes.min()))
     # Counted for all of these at once, step by step in memory: most sets catch no rank.
     by_step = np.ascontiguousarray(over[few].T).view(np.uint8)
-    counts = np.stack([by_step[where].sum(axis=0, dtype=np.int32) for where in sets.slices], axis=1)
-    caught = counts > StragglerLimits.MIN_SLOW_SHARE * sets.sizes
+    counts = np.stack([by_step[where].sum(axis=0, dtype=np.int32) for where in slices], axis=1)
+    caught = counts > StragglerLimits.MIN_SLOW_SHARE * sizes
     for number in np.flatnonzero(caught.any(axis=0)):
-        where, hit = sets.slices[number], sets.masks[number]
+        where, hit = slices[number], masks[number]
         period = where.step
         sigmas = _sigma_threshold(
-            limits.sigmas + (limits.PERIODIC_EXTRA_SIGMAS if period > EVERY_STEP else 0.0), len(excess_ns)
+            limits.sigmas + (StragglerLimits.PERIODIC_EXTRA_SIGMAS if period > EVERY_STEP else 0.0), len(excess_ns)
         )
-        noise_ns = sigmas * MEDIAN_ERROR * sigma_ns / math.sqrt(sets.sizes[number])
+        noise_ns = sigmas * MEDIAN_ERROR * sigma_ns / math.sqrt(sizes[number])
         rows = few[caught[:, number]]
         inside_ns = excess_ns[rows, where]
         if period == EVERY_STEP:
@@ -245,7 +236,7 @@ def _periodic(excess_ns: FloatArray, sigma_ns: float, limit_ns: float, limits: S
             if _may_be_chance(slow, others, slow_others, where, period):
                 continue
             regular = period == EVERY_STEP or _stands_out(slow[where.start :], period)
-            usual = max(slow_others / max(others.steps, 1), limits.MIN_BASE_RATE)
+            usual = max(slow_others / max(others.steps, 1), StragglerLimits.MIN_BASE_RATE)
             episode = episode_of(slow, usual, hiccup, period if regular else EVERY_STEP, where.start)
             first, ended = episode.first, episode.ended
             if period == EVERY_STEP:
@@ -389,9 +380,7 @@ def _sporadic(
 
 
 def _period(steps: IntArray) -> int | None:
-    """The gap between these steps, if it is the same for nearly all; None = they have no period. Needs fewer slow steps
-    than folding.
-    """
+    """The gap between nearly all of these steps; None = they have no period. Needs fewer of them than folding."""
     gaps = np.diff(steps)
     period = int(np.gcd.reduce(gaps))
     return period if period in PERIODS[1:] and float((gaps == period).mean()) >= StragglerLimits.STEADY_SHARE else None

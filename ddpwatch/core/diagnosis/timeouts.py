@@ -27,7 +27,7 @@ _Progress: TypeAlias = "dict[str, list[tuple[RankState, Group]]]"
 
 
 @dataclass(frozen=True)
-class GivingUp:
+class TimedOut:
     """Ranks that timed out, and the process groups that are the root cause."""
 
     ranks: tuple[RankState, ...]
@@ -66,7 +66,7 @@ class GivingUp:
         return "; ".join([*reported, *([f"signs of life of {ranks_text(signs)}"] if signs else [])])
 
 
-def giving_up(state: RunState) -> GivingUp | None:
+def timed_out(state: RunState) -> TimedOut | None:
     """Ranks that timed out, and the ranks that they had waited for; None = none did."""
     ranks = tuple(rank for rank in state.ranks.values() if _complains(rank))
     if not ranks:
@@ -77,9 +77,9 @@ def giving_up(state: RunState) -> GivingUp | None:
             progress.setdefault(group.name, []).append((rank, group))
     split = _split(progress)
     if split is None:
-        return GivingUp(ranks, tuple(_began(progress)))
+        return TimedOut(ranks, tuple(_began(progress)))
     size = split.members[0].group.size or len(state.ranks)
-    return GivingUp(ranks, (), split, max(0, size - sum(map(len, split.op_groups))))
+    return TimedOut(ranks, (), split, max(0, size - sum(map(len, split.op_groups))))
 
 
 def _complains(rank: RankState) -> bool:
@@ -89,9 +89,7 @@ def _complains(rank: RankState) -> bool:
 
 
 def _began(progress: _Progress) -> list[SyncPoint]:
-    """Root causes by last progress. A rank that was ahead of another must have waited: the operation cannot have
-    completed.
-    """
+    """Root causes by last progress. A rank that was ahead of another must have waited for it."""
     held = []
     for name, known in progress.items():
         front = max(group.enqueued for _, group in known)

@@ -213,7 +213,7 @@ class Cost:
     next-slowest.
     """
 
-    who: int | str
+    subject: int | str
     """A rank, or the name of a host."""
     share: float
     """Of the time in steps."""

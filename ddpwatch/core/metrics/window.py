@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 WINDOW_STEPS: Final = 50
 """Figures cover at most this number of the latest aligned steps."""
-MAX_ASKED: Final = 256
+MAX_SAMPLED_RANKS: Final = 256
 """Number of ranks that medians over ranks are taken from."""
 UNUSUAL: Final = SKIPPED | PAUSED | EVALUATED
 FIRST_PHASE: Final = f"{PHASES[0]}_ns"
@@ -228,8 +228,8 @@ def add_straggler_cost(cost_ns: IntArray, sync_ns: IntArray) -> None:
 
 
 def sampled_ranks(by_rank: NDArray[NumberT]) -> NDArray[NumberT]:
-    """At most `MAX_ASKED` of the rows, evenly spaced."""
-    return by_rank[:: -(-len(by_rank) // MAX_ASKED)] if len(by_rank) > MAX_ASKED else by_rank
+    """At most `MAX_SAMPLED_RANKS` of the rows, evenly spaced."""
+    return by_rank[:: -(-len(by_rank) // MAX_SAMPLED_RANKS)] if len(by_rank) > MAX_SAMPLED_RANKS else by_rank
 
 
 def scaled_steps(steps: int, min_s: float, step_ns: float) -> int:

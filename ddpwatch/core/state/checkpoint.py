@@ -5,7 +5,7 @@ Holds only the last steps, to stay small; `session.backfill` reads older ones fr
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from ddpwatch.core.state.rank import RankState
     from ddpwatch.core.state.run import RunState
+    from ddpwatch.wire import Beat, Hello
 
 CHECKPOINT_STEPS: Final = WINDOW_STEPS + 14
 """Steps of each rank: as many as figures and time-based rules need, and a margin."""
@@ -45,9 +46,7 @@ def checkpoint_messages(state: RunState, steps: int = CHECKPOINT_STEPS) -> Itera
 def _rank(rank: RankState, steps: int, now_ns: int) -> Iterator[tuple[int, bytes]]:
     last_received_ns = now_ns if rank.last_received_ns is None else rank.last_received_ns
     if rank.hello is not None and rank.beat is not None:
-        payload = _snap(rank, steps)
-        # Only text can fill a frame; without it the snapshot is small.
-        yield last_received_ns, payload if len(payload) <= MAX_FRAME_BYTES else _snap(rank, steps, notes=[], gpus=None)
+        yield last_received_ns, _snap(rank, rank.hello, rank.beat, steps)
     elif rank.hello is not None:
         yield last_received_ns, encode(rank.hello)
     if rank.buckets is not None:
@@ -64,18 +63,13 @@ def _rank(rank: RankState, steps: int, now_ns: int) -> Iterator[tuple[int, bytes
         yield rank.held_ns or now_ns, encode(Held(rank=rank.rank, seq=0, by=rank.held_by))
 
 
-def _snap(rank: RankState, steps: int, **changed: Any) -> bytes:
-    assert rank.hello is not None
-    assert rank.beat is not None
-    fields = {
-        "rank": rank.rank,
-        "seq": rank.sequence.newest,
-        "hello": rank.hello,
-        "beat": rank.beat,
-        "steps": [step_of(row) for row in rank.steps.latest(steps).tolist()] if steps else [],
-        "notes": list(rank.notes.values()),
-        "loaders": list(rank.loaders.values()),
-        "checksums": list(rank.checksums.values()),
-        "gpus": rank.gpus.latest,
-    }
-    return encode(Snap(**{**fields, **changed}))
+def _snap(rank: RankState, hello: Hello, beat: Beat, steps: int) -> bytes:
+    snap = Snap(
+        rank=rank.rank, seq=rank.sequence.newest, hello=hello, beat=beat,
+        steps=[step_of(row) for row in rank.steps.latest(steps).tolist()] if steps else [],
+        notes=list(rank.notes.values()), loaders=list(rank.loaders.values()),
+        checksums=list(rank.checksums.values()), gpus=rank.gpus.latest,
+    )  # fmt: skip
+    payload = encode(snap)
+    # Only text can fill a frame; without it the snapshot is small.
+    return payload if len(payload) <= MAX_FRAME_BYTES else encode(msgspec.structs.replace(snap, notes=[], gpus=None))

@@ -47,7 +47,7 @@ NOT_REPORTED: Final = -1
 KEPT_MOMENTS: Final = 600
 CROWDED_MOMENTS: Final = 120
 """Moments kept of each GPU in runs of more than `MANY_RANKS` ranks."""
-MAX_KNOWN: Final = 16
+MAX_DEVICES: Final = 16
 """Maximum number of GPUs of one rank; further device names are ignored."""
 
 
@@ -194,7 +194,7 @@ class RankGpus:
 
     def _history(self, device: str) -> GpuHistory | None:
         """History of a device; None = the rank claims too many devices."""
-        if device not in self.histories and len(self.histories) < MAX_KNOWN:
+        if device not in self.histories and len(self.histories) < MAX_DEVICES:
             self.histories[device] = GpuHistory(self.kept)
         return self.histories.get(device)
 
@@ -225,13 +225,7 @@ def _sanitized_gpus(gpus: Gpus) -> Gpus:
 
 
 def _is_sanitized_gpu(gpu: Gpu) -> bool:
-    processes = gpu.processes
-    if not (gpu.throttle or gpu.absent or len(processes) > 1):
-        text = f"{gpu.device}{gpu.uuid}{gpu.name}{processes[0].name if processes else ''}"
-        if text.isascii() and text.isprintable() and len(text) <= NAME_CHARS:
-            return True
-    texts = [gpu.device, gpu.uuid, gpu.name, *gpu.throttle]
-    texts += [process.name for process in processes]
+    texts = [gpu.device, gpu.uuid, gpu.name, *gpu.throttle, *(process.name for process in gpu.processes)]
     if gpu.absent:
         texts += [*gpu.absent, *gpu.absent.values()]
     return are_sanitized(texts, NAME_CHARS)
@@ -246,7 +240,7 @@ def _sanitized_gpu(gpu: Gpu) -> Gpu:
     )
 
 
-WORDS: Final = {
+REASON_TEXTS: Final = {
     "hw_thermal_slowdown": "hardware thermal slowdown",
     "sw_thermal_slowdown": "thermal slowdown",
     "hw_power_brake_slowdown": "power brake",
@@ -327,7 +321,7 @@ def median_mhz(clock: Clock, others: Sequence[Clock]) -> float:
 
 
 def evenly_sampled(ranks: Sequence[RankState]) -> Sequence[RankState]:
-    """At most `MAX_PEERS` of the ranks, evenly spaced."""
+    """At most `GpuThrottleLimits.MAX_PEERS` of the ranks, evenly spaced."""
     return ranks[:: -(-len(ranks) // GpuThrottleLimits.MAX_PEERS)] if ranks else ranks
 
 
@@ -351,7 +345,7 @@ def reasons_text(reasons: Iterable[str], temperature_c: int | None = None) -> st
     if "hw_thermal_slowdown" in present:
         known = [reason for reason in known if reason != "sw_thermal_slowdown"]
     heat = f" at {temperature_c} °C" if temperature_c is not None else ""
-    return ", ".join(f"{WORDS[reason]}{heat if reason in THERMAL else ''}" for reason in known)
+    return ", ".join(f"{REASON_TEXTS[reason]}{heat if reason in THERMAL else ''}" for reason in known)
 
 
 def _clock(rank: RankState, gpu: Gpu, span: slice) -> Clock:

@@ -16,7 +16,7 @@ from ddpwatch.wire import FAILING, Bye, Stack, StackFrame, ThreadStack
 
 if TYPE_CHECKING:
     from ddpwatch.core.state.rank import RankState
-    from ddpwatch.wire import Beat, Group, Hello, Note, Snap
+    from ddpwatch.wire import Beat, Hello, Note, Snap
 
 
 def sanitized_hello(hello: Hello) -> Hello:
@@ -36,22 +36,12 @@ def sanitized_hello(hello: Hello) -> Hello:
 
 def sanitized_beat(beat: Beat) -> Beat:
     """A heartbeat, sent four times a second by each rank."""
-    if not beat.pause and _are_sanitized_groups(beat.groups):
+    texts = [f"{group.name}{group.members}{group.op}{group.shape}{group.error}" for group in beat.groups]
+    if not beat.pause and are_sanitized(texts, NAME_CHARS):
         return beat
     kept = sanitized(beat, NAME_CHARS)
     groups = [sanitized(group, NAME_CHARS) for group in beat.groups]
     return kept if groups == beat.groups else msgspec.structs.replace(kept, groups=groups)
-
-
-def _are_sanitized_groups(groups: list[Group]) -> bool:
-    for group in groups:
-        text = group.name
-        if group.op or group.members or group.error or group.shape:
-            # In one check: the typical ones are short even together.
-            text = f"{text}{group.members}{group.op}{group.shape}{group.error}"
-        if not (text.isascii() and text.isprintable() and len(text) <= NAME_CHARS):
-            return False
-    return True
 
 
 def sanitized_stack(stack: Stack) -> Stack:
@@ -96,7 +86,7 @@ def apply_note(rank: RankState, note: Note, now_ns: int) -> None:
         bye = Bye(rank=note.rank, seq=0, reason="failed", text=note.text, mono_ns=note.mono_ns)
         rank.failing = sanitized_bye(bye), now_ns
     else:
-        rank.note(sanitized(note, NOTE_CHARS))
+        rank.add_note(sanitized(note, NOTE_CHARS))
 
 
 def apply_snap(rank: RankState, snap: Snap, now_ns: int) -> None:
@@ -105,13 +95,13 @@ def apply_snap(rank: RankState, snap: Snap, now_ns: int) -> None:
     rank.snapped = True
     rank.apply_hello(sanitized_hello(snap.hello))
     rank.apply_beat(sanitized_beat(snap.beat), now_ns)
-    rank.record(snap.steps)
+    rank.add_steps(snap.steps)
     for note in snap.notes:
-        rank.note(sanitized(note, NOTE_CHARS))
+        rank.add_note(sanitized(note, NOTE_CHARS))
     for loader in snap.loaders:
-        rank.load(sanitized(loader, NAME_CHARS))
+        rank.add_loader(sanitized(loader, NAME_CHARS))
     for checksum in snap.checksums:
-        rank.check(sanitized(checksum, NAME_CHARS))
+        rank.add_checksum(sanitized(checksum, NAME_CHARS))
     rank.gpus.recall(snap.gpu_moments)
     if snap.gpus is not None:
         rank.gpus.update(snap.gpus, now_ns)

@@ -151,7 +151,7 @@ class SequenceTracker:
 
     def accept(self, seq: int) -> bool:
         """Whether to use this message: it is not a duplicate, and no snapshot covers it."""
-        # A snapshot never covers numbers beyond the newest.
+        # Fast path: a snapshot never covers numbers beyond the newest.
         if self._newest is not None and seq == self._newest + 1:
             self._newest = seq
             self._in_order += 1
@@ -325,7 +325,7 @@ class RankState:
             if beat.queued_ns:
                 self.cpu_starvation.put(beat.mono_ns, beat.queued_ns)
 
-    def record(self, steps: list[Step]) -> None:
+    def add_steps(self, steps: list[Step]) -> None:
         """Store finished steps; invalid and contradicting ones are counted and dropped."""
         kept = self.steps.store.capacity
         if len(steps) > kept and steps[-kept].index == steps[-1].index - kept + 1:
@@ -345,12 +345,12 @@ class RankState:
             else:
                 self.bad += 1
 
-    def keep_buckets(self, buckets: Buckets) -> None:
+    def apply_buckets(self, buckets: Buckets) -> None:
         """Keep the buckets of the latest step."""
         if self.buckets is None or buckets.step >= self.buckets.step:
             self.buckets = buckets
 
-    def keep_stack(self, stack: Stack, now_ns: int) -> None:
+    def apply_stack(self, stack: Stack, now_ns: int) -> None:
         """Keep the latest stacks. Collectives come with the first answer only and are carried over."""
         if self.stack is not None and stack.mono_ns < self.stack.mono_ns:
             return
@@ -371,7 +371,7 @@ class RankState:
         hello = self.hello
         return hello.unix_ns + mono_ns - hello.mono_ns if hello is not None and hello.unix_ns else 0
 
-    def leave(self, bye: Bye, now_ns: int) -> None:
+    def apply_bye(self, bye: Bye, now_ns: int) -> None:
         """Apply an exit message; the first one counts."""
         if self.bye is None:
             self.bye, self.bye_ns = bye, now_ns
@@ -379,20 +379,20 @@ class RankState:
     def apply_gone(self, gone: Gone, now_ns: int) -> None:
         """Its process has ended; the first report counts. An announced exit message counts as sent."""
         if self.failing is not None:
-            self.leave(*self.failing)
+            self.apply_bye(*self.failing)
         if self.gone_ns is None:
             self.gone_ns, self.oom_kills, self.exit_code = now_ns, gone.oom_kills, gone.exit_code
             self.ended_ns = now_ns - gone.ago_ns if gone.ago_ns else None
 
-    def note(self, note: Note) -> None:
+    def add_note(self, note: Note) -> None:
         """Keep a note, once."""
         _keep(self.notes, (note.mono_ns, note.kind, note.text), note, MAX_NOTES)
 
-    def load(self, loader: Loader) -> None:
+    def add_loader(self, loader: Loader) -> None:
         """Keep the start of a pass over the data, once."""
         _keep(self.loaders, (loader.step, loader.epoch, loader.sampler), loader, MAX_LOADERS)
 
-    def check(self, checksum: Checksum) -> None:
+    def add_checksum(self, checksum: Checksum) -> None:
         """Keep a checksum, once."""
         _keep(self.checksums, (checksum.step, checksum.parameter, checksum.offset), checksum, MAX_CHECKSUMS)
 

@@ -10,16 +10,8 @@ from typing import TYPE_CHECKING, Final, Literal, NoReturn, TypeAlias
 from ddpwatch import wire
 from ddpwatch.core.limits import LivenessLimits
 from ddpwatch.core.logs.log_state import LogState
+from ddpwatch.core.state import ingest
 from ddpwatch.core.state.gpu import CROWDED_MOMENTS, KEPT_MOMENTS, RankGpus
-from ddpwatch.core.state.ingest import (
-    apply_note,
-    apply_snap,
-    sanitized_beat,
-    sanitized_bye,
-    sanitized_hello,
-    sanitized_stack,
-    without_steps_and_gpus,
-)
 from ddpwatch.core.state.rank import Place, RankState
 from ddpwatch.core.state.sanitize import NAME_CHARS, NOTE_CHARS, sanitize, sanitized
 from ddpwatch.core.state.step_store import CAPACITY_STEPS, CROWDED_STEPS, StepRing, StepStore, put_tables
@@ -65,7 +57,7 @@ class RunState:
         }
         for number, place in expected.items():
             self.ranks[number].host, self.ranks[number].pid = sanitize(place.host, NAME_CHARS), place.pid
-        self._packed: list[tuple[RankState, bytes]] = []
+        self._pending_tables: list[tuple[RankState, bytes]] = []
         """Step tables that were received and not stored yet."""
         self.logs = LogState()
         """Findings in the watched log files."""
@@ -103,13 +95,13 @@ class RunState:
     def ingest(self, payload: bytes | memoryview, now_ns: int) -> int | None:
         """Decode and apply a frame; an invalid one is counted. Returns the rank that it claims, or None."""
         rank = self._ingest(payload, now_ns)
-        self._settle()
+        self._store_pending()
         return rank
 
     def ingest_all(self, frames: Iterable[tuple[bytes | memoryview, int]]) -> list[int | None]:
         """Apply many frames, each with its time, in order: their step tables are stored in one batch."""
         ranks = [self._ingest(payload, now_ns) for payload, now_ns in frames]
-        self._settle()
+        self._store_pending()
         return ranks
 
     def _ingest(self, payload: bytes | memoryview, now_ns: int) -> int | None:
@@ -166,7 +158,7 @@ class RunState:
     def apply(self, message: wire.Message, now_ns: int) -> None:
         """Apply one message. Duplicates, and messages that a snapshot covers, change nothing."""
         self._apply(message, now_ns)
-        self._settle()
+        self._store_pending()
 
     def _apply(self, message: wire.Message, now_ns: int) -> None:
         if now_ns > self.now_ns:
@@ -186,19 +178,19 @@ class RunState:
 
     def _apply_beat(self, rank: RankState, beat: wire.Beat, now_ns: int) -> None:
         table, steps, gpus = beat.table, beat.steps, beat.gpus
-        rank.apply_beat(without_steps_and_gpus(sanitized_beat(beat)), now_ns)
+        rank.apply_beat(ingest.without_steps_and_gpus(ingest.sanitized_beat(beat)), now_ns)
         if table:
-            self._packed.append((rank, table))
+            self._pending_tables.append((rank, table))
         elif steps:
-            self._settle()
-            rank.record(steps)
+            self._store_pending()
+            rank.add_steps(steps)
         if gpus is not None:
             rank.gpus.update(gpus, now_ns)
 
-    def _settle(self) -> None:
+    def _store_pending(self) -> None:
         """Store the pending step tables. Called before messages about later steps, to keep the order."""
-        if self._packed:
-            packed, self._packed = self._packed, []
+        if self._pending_tables:
+            packed, self._pending_tables = self._pending_tables, []
             refused = put_tables([(rank.steps, table) for rank, table in packed])
             if any(refused):
                 for (rank, _), bad in zip(packed, refused, strict=True):
@@ -214,19 +206,19 @@ class RunState:
             rank.held_ns = now_ns if rank.held_ns is None else rank.held_ns
             return
         if isinstance(message, wire.Bye) and message.seq == 0:
-            rank.leave(sanitized_bye(message), now_ns)
+            rank.apply_bye(ingest.sanitized_bye(message), now_ns)
             return
         self.relay_ns = now_ns
         if rank.last_received_ns is None:
             rank.last_received_ns = now_ns
         match message:
             case wire.Snap():
-                self._settle()
-                apply_snap(rank, message, now_ns)
+                self._store_pending()
+                ingest.apply_snap(rank, message, now_ns)
             case wire.Buckets():
-                rank.keep_buckets(message)
+                rank.apply_buckets(message)
             case wire.Stack():
-                rank.keep_stack(sanitized_stack(message), now_ns)
+                rank.apply_stack(ingest.sanitized_stack(message), now_ns)
             case _:
                 if rank.sequence.accept(message.seq):
                     self._apply_numbered(rank, message, now_ns)
@@ -234,25 +226,25 @@ class RunState:
     def _apply_numbered(self, rank: RankState, message: _Numbered, now_ns: int) -> None:
         match message:
             case wire.Hello():
-                rank.apply_hello(sanitized_hello(message))
+                rank.apply_hello(ingest.sanitized_hello(message))
             case wire.Steps():
-                self._settle()
-                rank.record(message.steps)
+                self._store_pending()
+                rank.add_steps(message.steps)
             case wire.Comms():
-                self._settle()
+                self._store_pending()
                 rank.amend(message.comms)
             case wire.Gpus():
                 rank.gpus.update(message, now_ns)
             case wire.Beat():
                 self._apply_beat(rank, message, now_ns)
             case wire.Note():
-                apply_note(rank, message, now_ns)
+                ingest.apply_note(rank, message, now_ns)
             case wire.Loader():
-                rank.load(sanitized(message, NAME_CHARS))
+                rank.add_loader(sanitized(message, NAME_CHARS))
             case wire.Checksum():
-                rank.check(sanitized(message, NAME_CHARS))
+                rank.add_checksum(sanitized(message, NAME_CHARS))
             case wire.Bye():
-                rank.leave(sanitized_bye(message), now_ns)
+                rank.apply_bye(ingest.sanitized_bye(message), now_ns)
             case _:
                 _unreachable(message)
 

@@ -29,7 +29,7 @@ MAX_ROWS: Final = TABLE_RANKS * MAX_SNAP_STEPS
 number."""
 _PREDICTED: Final = [COLUMN[n] for n in ("index", "end_ns", "samples", "batch", "backwards", "flags", "comm_bytes")]
 """Delta coded columns. The list never changes: recordings depend on it."""
-WEIGHTS: Final = 8
+NUMBER_BYTES: Final = 8
 """Bytes of a number."""
 _SPENT: Final = slice(COLUMN["data_ns"], COLUMN["data_ns"] + len(PHASES))
 
@@ -38,7 +38,7 @@ class _Table(msgspec.Struct, array_like=True):
     ranks: Annotated[list[Count], Meta(max_length=TABLE_RANKS)]
     counts: Annotated[list[Count], Meta(max_length=TABLE_RANKS)]
     """Number of steps of each rank; the rows of the ranks follow each other."""
-    weights: Annotated[bytes, Meta(min_length=MIN_COLUMNS, max_length=MAX_COLUMNS)]
+    planes: Annotated[bytes, Meta(min_length=MIN_COLUMNS, max_length=MAX_COLUMNS)]
     """For each column of the writer's version, a bit for each of the eight bytes of a number: whether that plane is
     stored."""
     data: bytes
@@ -92,22 +92,23 @@ def _encode(ranks: Sequence[tuple[int, IntArray]]) -> bytes:
         columns[place] = (changed << 1) ^ (changed >> 63)
     columns = columns.astype("<i8", copy=False)
     stored = np.bitwise_or.reduce(columns, axis=1).view(np.uint8) != 0
-    by_weight = columns.view(np.uint8).reshape(len(columns), -1, WEIGHTS)
-    planes = [by_weight[plane // WEIGHTS, :, plane % WEIGHTS].tobytes() for plane in np.flatnonzero(stored).tolist()]
+    by_byte = columns.view(np.uint8).reshape(len(columns), -1, NUMBER_BYTES)
+    places = [divmod(plane, NUMBER_BYTES) for plane in np.flatnonzero(stored).tolist()]
+    data = b"".join([by_byte[column, :, byte].tobytes() for column, byte in places])
     counts = [len(rows) for _, rows in ranks]
-    table = _Table([rank for rank, _ in ranks], counts, np.packbits(stored).tobytes(), b"".join(planes))
+    table = _Table([rank for rank, _ in ranks], counts, np.packbits(stored).tobytes(), data)
     return NO_MESSAGE + _encoder.encode(table)
 
 
 def _decode(table: _Table) -> IntArray | None:
-    stored = np.unpackbits(np.frombuffer(table.weights, np.uint8)).astype(bool)
+    stored = np.unpackbits(np.frombuffer(table.planes, np.uint8)).astype(bool)
     count, kept = sum(table.counts), int(stored.sum())
     if len(table.ranks) != len(table.counts) or count > MAX_ROWS or len(table.data) != count * kept:
         return None
-    columns = len(table.weights)
-    by_weight = np.zeros((count, columns * WEIGHTS), np.uint8)
-    by_weight[:, stored] = np.frombuffer(table.data, np.uint8).reshape(kept, count).T
-    rows: IntArray = by_weight.view("<i8").astype(np.int64, copy=False)
+    columns = len(table.planes)
+    by_byte = np.zeros((count, columns * NUMBER_BYTES), np.uint8)
+    by_byte[:, stored] = np.frombuffer(table.data, np.uint8).reshape(kept, count).T
+    rows: IntArray = by_byte.view("<i8").astype(np.int64, copy=False)
     predicted = [column for column in _PREDICTED if column < columns]
     changed = rows[:, predicted]
     halves = (changed.view(np.uint64) >> np.uint64(1)).view(np.int64)

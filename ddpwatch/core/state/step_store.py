@@ -31,7 +31,7 @@ PHASES: Final = slice(COLUMN["data_ns"], COLUMN["other_ns"] + 1)
 """Phase durations of a row; their sum is the step."""
 MAX_STEP_NS: Final = 2**55
 """Longest valid step, more than a year. It keeps sums within int64."""
-LARGEST: Final = 2**62
+MAX_VALUE: Final = 2**62
 """Largest valid value, the bound of `wire.Count`."""
 _values = attrgetter(*COLUMNS)
 _pack: Final = struct.Struct(f"{len(COLUMNS)}q").pack_into
@@ -133,7 +133,7 @@ class StepRing:
         count as one invalid step.
         """
         received = [values for values in unpack_steps(table) if upto is None or values[_INDEX] <= upto]
-        valid = [values for values in received if min(values) >= 0 and max(values) <= LARGEST]
+        valid = [values for values in received if min(values) >= 0 and max(values) <= MAX_VALUE]
         return len(received) - len(valid) + bool(len(table) % STEP_BYTES) + self._put_values(valid)
 
     def _put_values(self, rows: Iterable[tuple[int, ...]]) -> int:
@@ -319,7 +319,7 @@ def _are_plain(rows: IntArray) -> bool:
     # The whole table first: that takes no longer than one column.
     return bool(
         rows.min() >= 0
-        and rows.max() <= LARGEST
+        and rows.max() <= MAX_VALUE
         and rows[:, PHASES].max() <= _SAFE_NS
         and not rows[:, FLAGS].any()
         and (rows[:, PRESYNC] <= rows[:, SYNC]).all()
@@ -328,7 +328,7 @@ def _are_plain(rows: IntArray) -> bool:
 
 def valid_rows(rows: IntArray) -> NDArray[np.bool_]:
     """Which of these steps are valid, by the checks that `wire.Step` and `StepRing` make of single ones."""
-    within = ((rows >= 0) & (rows <= LARGEST)).all(axis=1)
+    within = ((rows >= 0) & (rows <= MAX_VALUE)).all(axis=1)
     phases_ns = rows[:, PHASES]
     within &= (phases_ns <= MAX_STEP_NS).all(axis=1)
     within &= np.where(within, phases_ns.sum(axis=1), 0) <= MAX_STEP_NS

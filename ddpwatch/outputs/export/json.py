@@ -133,7 +133,7 @@ def _ranks(state: RunState, aggregate: RunAggregate) -> list[dict[str, Any]]:
     phases_ns, waits_ns = aggregate.phases_ns(), aggregate.waits_ns()
     steps_ns = phases_ns.sum(axis=1)
     selves_ns = steps_ns - phases_ns[:, SYNC]
-    costs = {cost.who: cost.share for cost in aggregate.costs()}
+    costs = {cost.subject: cost.share for cost in aggregate.costs()}
     known = state.world_size > 1 and bool(np.isfinite(waits_ns).any())
     return [
         {

@@ -12,7 +12,7 @@ from ddpwatch.core.metrics.aggregate import RunAggregate
 from ddpwatch.core.metrics.utilization import COLUMNS, Utilization
 from ddpwatch.core.state.sanitize import NAME_CHARS, sanitize
 from ddpwatch.recording.alerts import told_before, troubles
-from ddpwatch.recording.database import lacks_its_log
+from ddpwatch.recording.database import lacks_wal
 from ddpwatch.recording.health import damage_of
 from ddpwatch.recording.schema import RecordedBy
 from ddpwatch.recording.steps import Readout
@@ -117,7 +117,7 @@ def gather(recorded: Recorded, attempt: Attempt, progress: Callable[[int], None]
         earlier_bad_ends=_earlier_bad_ends(recorded, attempt),
         simulated=_is_simulated(readout.state, attempt),
         damage=damage_of(recorded, attempt),
-        unclosed=lacks_its_log(recorded.path),
+        unclosed=lacks_wal(recorded.path),
         skipped=readout.skipped,
         implausible=tuple(sorted(aggregate.implausible)),
         recorded_by=attempt.judged,

@@ -267,7 +267,7 @@ def _line(title: str, pairs: Sequence[tuple[str, str]]) -> Html:
 
 def _cost_row(report: Report, cost: Cost, what: str, most: float) -> list[str | Html]:
     aggregate = report.aggregate
-    host = aggregate.hosts[aggregate.ranks.index(cost.who)] if isinstance(cost.who, int) else cost.who
+    host = aggregate.hosts[aggregate.ranks.index(cost.subject)] if isinstance(cost.subject, int) else cost.subject
     bar = h("span", class_="bar", style=f"width:{min(100 * cost.share / max(most, 1e-9), 100):.0f}px")
     spent = machine_time(cost.seconds * report.state.world_size, what)
     when = when_text(cost, report.alerts, aggregate) or UNPROVEN
@@ -390,7 +390,7 @@ def _bucket_rank(report: Report) -> RankState | None:
     """The costliest rank, or else the first one, with recorded buckets."""
     ranks = report.state.ranks
     for cost in report.aggregate.costs()[:1]:
-        if isinstance(cost.who, int) and (slow := ranks.get(cost.who)) is not None and slow.buckets is not None:
+        if isinstance(cost.subject, int) and (slow := ranks.get(cost.subject)) is not None and slow.buckets is not None:
             return slow
     return next((rank for rank in ranks.values() if rank.buckets is not None), None)
 

@@ -15,7 +15,7 @@ from ddpwatch.wire import PHASES
 if TYPE_CHECKING:
     from datetime import tzinfo
 
-    from ddpwatch.core.alerts.model import Alert, AlertEvent, EventKind
+    from ddpwatch.core.alerts.model import Alert, AlertEvent
     from ddpwatch.view.cells import Line
 
 SCHEMA: Final = 1
@@ -28,7 +28,6 @@ STALE: Final = "△"
 """Mark of a stale alert."""
 _COST_DIGITS: Final = 4
 _EVIDENCE_DIGITS: Final = 6
-_NO_TIME: Final = "--:--:--"
 
 
 def mark_of(alert: Alert) -> Cell:
@@ -83,26 +82,23 @@ def event_object(event: AlertEvent, *, run_id: str, run_name: str) -> dict[str, 
     }
 
 
-def alert_line(alert: Alert, kind: EventKind, zone: tzinfo = timezone.utc) -> Line:
-    """An event in one line that begins with the time of day in `zone`."""
-    finding = alert.finding
+def event_lines(event: AlertEvent, zone: tzinfo = timezone.utc) -> list[Line]:
+    """An event in one line that begins with the time of day in `zone`; an opened alert has its advice in a second."""
+    alert, kind, finding = event.alert, event.kind, event.alert.finding
     mark, level, _ = MARKS[finding.severity]
     at = {"opened": alert.since, "changed": alert.last, "closed": alert.closed or alert.last}[kind]
     moment = moment_of(at.unix_ns)
-    return [
-        Cell(f"{moment.astimezone(zone):%H:%M:%S}" if moment else _NO_TIME, Level.DIM),
-        Cell(f" {mark} {finding.severity.word}", Level.DIM if kind == "closed" else level),
-        Cell(f" {kind} "),
-        Cell(finding.rule, Level.STRONG),
-        Cell(f": {sanitize(finding.message, NOTE_CHARS)}"),
+    lines: list[Line] = [
+        [
+            Cell(f"{moment.astimezone(zone):%H:%M:%S}" if moment else "--:--:--", Level.DIM),
+            Cell(f" {mark} {finding.severity.word}", Level.DIM if kind == "closed" else level),
+            Cell(f" {kind} "),
+            Cell(finding.rule, Level.STRONG),
+            Cell(f": {sanitize(finding.message, NOTE_CHARS)}"),
+        ]
     ]
-
-
-def event_lines(event: AlertEvent, zone: tzinfo = timezone.utc) -> list[Line]:
-    """An event as lines; an opened alert comes with its advice."""
-    lines = [alert_line(event.alert, event.kind, zone)]
-    if event.kind == "opened" and event.alert.finding.advice:
-        lines.append([Cell(f"           {sanitize(event.alert.finding.advice, NOTE_CHARS)}", Level.DIM)])
+    if kind == "opened" and finding.advice:
+        lines.append([Cell(f"           {sanitize(finding.advice, NOTE_CHARS)}", Level.DIM)])
     return lines
 
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 BAR_COLUMNS: Final = 24
 MAX_ROWS: Final = 7
-LOOKS: Final = 2
+HANG_BEATS: Final = 2
 """A hang that was not found for this many heartbeat intervals is over."""
 ORDER: Final = (rules.UNEVEN_BATCH, rules.DESYNC, rules.STALL, rules.TIMEOUT)
 """Rules about hangs, the most specific first."""
@@ -31,13 +31,10 @@ _INDENT: Final = 2
 
 
 def hang_of(run_view: RunView) -> Alert | None:
-    """The alert on a hang that goes on; None = there is none, the run has ended, or an earlier step is shown.
-
-    An alert outlasts its hang by the close delay, the banner does not.
-    """
+    """The alert on a hang that goes on, without the close delay; None also at an earlier step or after the end."""
     if run_view.at is not None or run_view.condition == "ended":
         return None
-    since_ns = run_view.now.now_ns - LOOKS * run_view.state.beat_ns
+    since_ns = run_view.now.now_ns - HANG_BEATS * run_view.state.beat_ns
     found = [alert for alert in run_view.alerts if is_hang(alert.finding) and alert.last.now_ns >= since_ns]
     return min(found, key=lambda alert: ORDER.index(alert.finding.rule), default=None)
 
@@ -87,7 +84,7 @@ def _clock(facts: dict[str, float | int | str], columns: int, level: Level) -> L
     return [*line, Cell(what)] if line_columns(line) + columns_of(what) <= columns else line
 
 
-def alert_box(run_view: RunView, columns: int, rows: int) -> list[Line]:
+def alert_panel(run_view: RunView, columns: int, rows: int) -> list[Line]:
     """The open alerts but the hang in the banner, most urgent first; what does not fit is counted in the last line."""
     return _Panel(run_view, columns, rows).lines(rows)
 
@@ -127,13 +124,16 @@ class _Panel:
                 # The first one is cut rather than left out.
                 shown = _cut(block, rows - bool(after) - len(lines), columns) if not place else []
                 more = after + (not shown)
-                return [*lines, *shown, *([_more(more)] if more and len(lines) + len(shown) < rows else [])]
+                lines += shown
+                if more and len(lines) < rows:
+                    lines.append([Cell(f"… {plural(more, 'more alert')}", Level.DIM, "show('alerts')")])
+                return lines
             lines += block
         return lines
 
     def _blocks(self, number: int, rows: int) -> list[list[Line]]:
-        """Lines of each of the first alerts. Messages go before advice, which the first alerts get as far as it fits;
-        in a roomy panel the very first gets it in any case.
+        """Lines of each of the first alerts: all messages, then advice as far as it fits; in a roomy panel the first
+        alert has its advice in any case.
         """
         blocks = self._messages[: max(number, 0)]
         taken = sum(map(len, blocks))
@@ -167,10 +167,6 @@ def _cut(block: list[Line], rows: int, columns: int) -> list[Line]:
     if not shown or len(shown) == len(block):
         return shown
     return [*shown[:-1], [*fit(shown[-1], columns - 2), Cell(" …")]]
-
-
-def _more(number: int) -> Line:
-    return [Cell(f"… {plural(number, 'more alert')}", Level.DIM, "show('alerts')")]
 
 
 def _nothing(run_view: RunView, columns: int) -> list[Line]:

@@ -128,10 +128,10 @@ def _found(row: Row, finding: Finding) -> str:
 
 def attention(row: Row) -> tuple[int, bool, float, int]:
     """Sorts what needs a look to the top and leaves the others in their order, so that healthy ranks keep still."""
-    severity = 1 if row.severity is None else -row.severity
+    severity = row.severity
     # By what was found, and not by the figures: those of a whole host that is slow change places with every step.
     cost = row.finding.cost or 0.0 if row.finding else 0.0
-    return severity, row.condition not in OF_CONDITION, -cost, row.state.rank
+    return 1 if severity is None else -severity, row.condition not in OF_CONDITION, -cost, row.state.rank
 
 
 def _time(name: str) -> Callable[[Row], Cell]:

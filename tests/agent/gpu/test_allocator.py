@@ -22,14 +22,14 @@ class Allocator:
         for name in dir(torch.cuda):
             if "reset" in name or name in ("synchronize", "empty_cache", "memory_snapshot"):
                 monkeypatch.setattr(torch.cuda, name, self.refuse)
-        monkeypatch.setattr(torch.cuda, "memory_stats_as_nested_dict", self.tell)
+        monkeypatch.setattr(torch.cuda, "memory_stats_as_nested_dict", self.stats)
         monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: self.capturing)
         monkeypatch.setattr(memory, "monotonic", lambda: self.now_s)
 
     def refuse(self, *args, **kwargs):
         raise AssertionError("called something that changes the script's figures")
 
-    def tell(self, index):
+    def stats(self, index):
         assert threading.get_ident() == self.thread
         self.asked.append(index)
         count = {"current": 10 + index, "peak": 90 + index, "allocated": 1, "freed": 1}

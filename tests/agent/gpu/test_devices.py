@@ -67,7 +67,7 @@ def test_a_device_is_found(device, known, visible, order, found):
     assert find(device, known, visible, order) == found
 
 
-def test_cards_are_as_the_driver_tells(driver):
+def test_cards_are_as_the_driver_reports(driver):
     driver(3, {
         "gpu1.mig": 1, "gpu1.mig0.uuid": "MIG-1", "gpu1.mig0.gi": 3, "gpu1.mig0.ci": 0,
         "return.gpu2": fake_nvml.IS_LOST,
@@ -82,7 +82,7 @@ def test_cards_are_as_the_driver_tells(driver):
 
 
 class Spread(nn.Module):
-    """A model with tensors wherever it is told; nothing but their places is looked at."""
+    """A model with tensors on the given devices; only their devices are read."""
 
     def __init__(self, *places):
         super().__init__()

@@ -1,4 +1,4 @@
-"""Time in all-reduce by torch's flight recorder: records as the versions of torch write them."""
+"""All-reduce times from torch's flight recorder, with records as the versions of torch write them."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_the_all_reduces_of_a_step_are_summed_in_every_version(version):
     assert reported == [wire.Comm(1, int(6.5 * MS), 6000), wire.Comm(2, 1 * MS, 4000)]
 
 
-def test_a_step_waits_until_all_of_its_all_reduces_have_ended_and_is_told_once():
+def test_a_step_waits_until_all_of_its_all_reduces_have_ended_and_is_reported_once():
     times = NcclTimes()
     first = entry((2, 13), 0, 50, 1.0)
     done, open_ = entry((2, 13), 1, 110, 2.0), entry((2, 13), 2, 150, retired=False)
@@ -86,7 +86,7 @@ def test_a_step_waits_until_all_of_its_all_reduces_have_ended_and_is_told_once()
     assert take(times, (2, 13), first, done, ended, later) == []
 
 
-def test_a_step_is_only_told_when_the_record_covers_it_from_its_beginning():
+def test_a_step_is_only_reported_when_the_records_cover_it_from_its_beginning():
     # The recorder has forgotten what came before 150 ms.
     reported = take(NcclTimes(), (2, 13), entry((2, 13), 70, 150, 1.0), entry((2, 13), 71, 250, 2.0))
 
@@ -101,7 +101,7 @@ def test_what_was_queued_after_the_last_known_step_waits_for_its_step():
     assert [comm.index for comm in take(times, (2, 13), *entries, steps=STEPS[:3])] == [2]
 
 
-def test_an_operation_that_nobody_timed_gives_its_step_no_time():
+def test_an_operation_without_a_duration_gives_its_step_no_time():
     times = NcclTimes()
     untimed = entry((2, 13), 1, 150)
     first, later = entry((2, 13), 0, 10, 1.0), entry((2, 13), 2, 250, 2.0)
@@ -141,7 +141,7 @@ def test_it_is_enabled_for_a_group_and_then_asks_about_once_a_second(nccl, monke
     record = pickle.dumps(dump((2, 13), entry((2, 13), 0, 10, 1.0), entry((2, 13), 1, 150, 2.0)))
     times = NcclTimes(dump=lambda *wanted: asked.append(wanted) or record)
 
-    assert times.poll(STEPS) == [], "nobody has asked for it"
+    assert times.poll(STEPS) == [], "it is not enabled"
     assert times.enable(nccl) == ""
     assert nccl.timed == 1
     assert times.poll(STEPS) == [wire.Comm(1, 2 * MS, 4000)]
@@ -171,14 +171,14 @@ def test_a_recorder_that_takes_long_is_asked_rarely(nccl, monkeypatch):
     assert len(asked) == 3
 
 
-def test_a_dump_that_fails_is_no_harm(nccl):
+def test_a_dump_that_fails_is_harmless(nccl):
     times = NcclTimes(dump=lambda *wanted: 1 / 0)
     times.enable(nccl)
 
     assert times.poll(STEPS) == []
 
 
-def test_gloo_says_that_it_does_not_tell():
+def test_gloo_has_a_reason_why_it_is_not_timed():
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
         times = NcclTimes(dump=lambda *wanted: b"")

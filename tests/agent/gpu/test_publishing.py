@@ -1,4 +1,4 @@
-"""GPUs on the wire: a reading is sent once, a late viewer gets the past, and no beat waits for a driver."""
+"""GPUs on the wire: a reading is sent once, a late viewer gets the history, and no heartbeat waits for a driver."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import zmq
 import ddpwatch.agent
 from ddpwatch import wire
 from ddpwatch.agent.gpu import sampler
-from ddpwatch.agent.gpu import sampler as telemetry
 from ddpwatch.agent.gpu.devices import TorchDevice
 from tests.builders import fake_nvml
 from tests.builders.training import Net, snapshot, wait_for
@@ -19,11 +18,11 @@ from tests.builders.training import Net, snapshot, wait_for
 
 @pytest.fixture
 def install(run_dir, monkeypatch):
-    """An agent whose model seems to be on so many GPUs."""
+    """An agent whose model seems to be on the given number of GPUs."""
 
     def call(gpus=0):
         devices = [TorchDevice(k, uuid=fake_nvml.uuid(k)) for k in range(gpus)]
-        monkeypatch.setattr(telemetry, "torch_devices", lambda model: devices)
+        monkeypatch.setattr(sampler, "torch_devices", lambda model: devices)
         model = Net()
         agent = ddpwatch.agent.install(model)
         agent._publisher.telemetry.watch(model)
@@ -61,13 +60,13 @@ class RunFollower:
         return [message for message in self.received if isinstance(message, kind)]
 
     def gpus(self):
-        """What was told of GPUs: a beat that brings them has a topic of its own."""
+        """GPU readings received: a heartbeat with one has its own topic."""
         beats = self.of(wire.Beat)
         assert self.readings == [beat.gpus for beat in beats if beat.gpus is not None]
         return self.readings
 
 
-def test_a_model_on_the_cpu_is_told_once_with_the_reason_and_nothing_runs(install):
+def test_a_model_on_the_cpu_is_reported_once_with_the_reason_and_nothing_runs(install):
     agent = install()
     with RunFollower(agent) as follower:
         wait_for(lambda: len(follower.of(wire.Beat)) >= 3)
@@ -80,7 +79,7 @@ def test_a_model_on_the_cpu_is_told_once_with_the_reason_and_nothing_runs(instal
     assert 1 <= snap.hello.cores <= len(os.sched_getaffinity(0))
 
 
-def test_each_reading_is_sent_once_in_the_numbered_stream_and_kept_for_those_who_come_later(install, driver):
+def test_each_reading_is_sent_once_in_the_numbered_stream_and_kept_for_late_viewers(install, driver):
     scenario = driver(2)
     agent = install(2)
     with RunFollower(agent) as follower:
@@ -131,16 +130,16 @@ def _unchanged(source, follower):
 
 
 def test_a_driver_that_never_answers_is_a_reason_until_it_does(install, driver, monkeypatch):
-    monkeypatch.setattr(telemetry, "PATIENCE_S", 0.1)
+    monkeypatch.setattr(sampler, "PATIENCE_S", 0.1)
     scenario = driver(1, {"block.nvmlInitWithFlags": 60_000})
     agent = install(1)
     with RunFollower(agent) as follower:
-        wait_for(lambda: [each for each in follower.gpus() if each.why == telemetry.NO_ANSWER])
+        wait_for(lambda: [each for each in follower.gpus() if each.why == sampler.NO_ANSWER])
         scenario.set({"block.nvmlInitWithFlags": None})
         wait_for(lambda: follower.gpus()[-1].gpus)
     agent.close()
 
-    assert [each.why for each in follower.readings].count(telemetry.NO_ANSWER) == 1
+    assert [each.why for each in follower.readings].count(sampler.NO_ANSWER) == 1
 
 
 def test_close_does_not_wait_for_a_driver_that_hangs(install, driver, library):
@@ -161,7 +160,7 @@ def test_of_a_snapshot_that_is_too_large_the_past_of_gpus_goes_first(install):
     publisher = agent._publisher
     wait_for(lambda: publisher.address)
     names = [f"cuda:{k}" + "x" * 150 for k in range(16)]
-    publisher._gpus._moments.extend([[wire.GpuMoment(at, name) for name in names] for at in range(600)])
+    publisher.telemetry._moments.extend([[wire.GpuMoment(at, name) for name in names] for at in range(600)])
     publisher._steps.extend(_step(k) for k in range(600))
     snap = snapshot(agent)
 
@@ -181,11 +180,11 @@ def test_a_thread_that_cannot_be_started_is_a_reason(install, monkeypatch):
     monkeypatch.setattr(sampler.Sampler, "start", refuse)
     agent = install(1)
 
-    wait_for(lambda: (reading := agent._publisher._gpus.reading) and reading.why == telemetry.NO_THREAD)
+    wait_for(lambda: (reading := agent._publisher.telemetry._sent) and reading.why == sampler.NO_THREAD)
     assert agent.active
 
 
-def test_what_nccl_tells_later_goes_out_as_such(install, monkeypatch):
+def test_times_that_nccl_has_later_are_sent_as_comms(install, monkeypatch):
     agent = install()
     reported = [[wire.Comm(3, 5, 7)]]
     monkeypatch.setattr(agent._publisher.nccl_times, "poll", lambda steps: reported.pop() if reported else [])
@@ -199,10 +198,10 @@ def test_what_nccl_tells_later_goes_out_as_such(install, monkeypatch):
 
 def test_devices_of_a_second_model_are_added_and_torch_is_asked_of_all(monkeypatch):
     of_model = {}
-    monkeypatch.setattr(telemetry, "torch_devices", lambda model: of_model[model])
+    monkeypatch.setattr(sampler, "torch_devices", lambda model: of_model[model])
     first, second = Net(), Net()
     of_model[first], of_model[second] = [TorchDevice(1)], [TorchDevice(1), TorchDevice(0)]
-    gpus = telemetry.Telemetry()
+    gpus = sampler.Telemetry()
     gpus.watch(first)
     gpus.watch(second)
 
@@ -210,9 +209,9 @@ def test_devices_of_a_second_model_are_added_and_torch_is_asked_of_all(monkeypat
     assert gpus.memory._indices == (1, 0)
 
 
-def test_a_model_on_another_kind_of_device_is_told_as_such():
-    gpus = telemetry.Telemetry()
+def test_a_model_on_another_kind_of_device_has_a_reason():
+    gpus = sampler.Telemetry()
     gpus.watch(Net().to("meta"))
 
-    assert gpus.latest().why == "the model is on meta; only NVIDIA GPUs are read"
-    assert gpus.latest() is gpus.latest()
+    assert gpus._latest().why == "the model is on meta; only NVIDIA GPUs are read"
+    assert gpus._latest() is gpus._latest()

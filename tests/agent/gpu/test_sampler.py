@@ -1,4 +1,4 @@
-"""What is read of GPUs, by the real pynvml from a driver that answers as it is told."""
+"""GPU readings by the real pynvml from a fake driver that answers by a scenario."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def test_a_figure_that_fails_is_absent_with_its_reason_and_all_else_is_there(dri
         assert set(gpu.absent) - names <= AT_FIRST | {"xids"}, function
 
 
-def test_of_a_gpu_that_tells_nothing_nothing_is_told_and_each_figure_has_a_reason(driver):
+def test_a_gpu_without_any_figure_has_a_reason_for_each(driver):
     driver(1, {f"return.{function}": 3 for function in FUNCTIONS} | {
         "gpu0.used": None, "gpu0.total": None, "gpu0.processes": None, "gpu0.throttle": None, "gpu0.event_types": None,
     })  # fmt: skip
@@ -204,7 +204,7 @@ def test_reasons_to_throttle_have_the_names_of_nvidia_smi(driver):
     assert len(set(everything)) == 11
 
 
-def test_a_gpu_that_is_lost_while_it_is_read_is_told_as_such_and_the_other_goes_on(driver):
+def test_a_gpu_that_is_lost_while_it_is_read_is_reported_as_lost_and_the_other_goes_on(driver):
     scenario = driver(2)
     with sampling(0, 1) as sampler:
         next_reading(sampler)
@@ -218,10 +218,10 @@ def test_a_gpu_that_is_lost_while_it_is_read_is_told_as_such_and_the_other_goes_
     assert (lost.device, lost.uuid, lost.name) == ("cuda:1", fake_nvml.uuid(1), "NVIDIA H100 80GB HBM3")
     assert lost.util_percent is lost.sm_max_mhz is lost.used_bytes is None
     assert {lost.absent[name] for name in FIGURES} == {"the GPU is lost"}
-    assert back.gpus[1].sm_max_mhz == 1000, "what never changes is read anew"
+    assert back.gpus[1].sm_max_mhz == 1000, "limits are read again"
 
 
-def test_a_gpu_that_was_lost_before_the_training_is_told_as_such(driver):
+def test_a_gpu_that_was_lost_before_the_training_is_reported_as_lost(driver):
     driver(2, {"return.gpu1": fake_nvml.IS_LOST})
     with sampling(1) as sampler:
         (gpu,) = next_reading(sampler).gpus
@@ -231,7 +231,7 @@ def test_a_gpu_that_was_lost_before_the_training_is_told_as_such(driver):
     assert gpu.absent["power_mw"] == "the GPU is lost"
 
 
-def test_xid_errors_are_heard_of_the_ranks_own_gpus_only(driver):
+def test_xid_errors_are_received_of_the_ranks_own_gpus_only(driver):
     scenario = driver(3)
     with sampling(1, 2) as sampler:
         next_reading(sampler)
@@ -242,7 +242,7 @@ def test_xid_errors_are_heard_of_the_ranks_own_gpus_only(driver):
     assert not any("xids" in gpu.absent for gpu in reported.gpus)
 
 
-def test_of_a_mig_instance_the_xid_errors_of_its_neighbours_are_not_told(driver, monkeypatch):
+def test_of_a_mig_instance_the_xid_errors_of_its_neighbors_are_not_reported(driver, monkeypatch):
     scenario = driver(1, {
         "gpu0.mig": 2,
         "gpu0.mig0.uuid": "MIG-aaaa", "gpu0.mig0.gi": 1, "gpu0.mig0.ci": 0,
@@ -257,7 +257,7 @@ def test_of_a_mig_instance_the_xid_errors_of_its_neighbours_are_not_told(driver,
     assert reported.gpus[0].xids == [43, 79], "its own, and that of the whole GPU"
 
 
-def test_where_xid_errors_cannot_be_heard_the_reason_is_told(driver):
+def test_where_xid_errors_cannot_be_received_there_is_a_reason(driver):
     driver(2, {"gpu0.event_types": 1})
     with sampling(0, 1) as sampler:
         reported = next_reading(sampler, lambda gpus: "xids" in gpus[0].absent)
@@ -285,7 +285,7 @@ def test_without_a_driver_there_is_one_reason_for_all_and_what_torch_knows(drive
     assert set(gpu.absent.values()) == {why, TorchMemory().why}
 
 
-def test_while_a_call_hangs_no_reading_is_made_up_and_stopping_waits_for_nobody(driver, library):
+def test_while_a_call_hangs_there_is_no_reading_and_stopping_does_not_wait(driver, library):
     scenario = driver(1, {"block.nvmlDeviceGetTemperature": 60_000})
     with sampling(0) as sampler:
         wait_for(library.stand_in_users)
@@ -319,7 +319,7 @@ def test_nvlink_is_the_difference_of_two_readings(driver):
     assert first.absent["nvlink_tx_bytes_s"] == "known from the second reading on"
     assert second.nvlink_tx_bytes_s > 0
     assert abs(second.nvlink_tx_bytes_s - 2 * second.nvlink_rx_bytes_s) <= 2
-    assert (reset.nvlink_tx_bytes_s, reset.nvlink_rx_bytes_s) == (0, 0), "counters that begin anew are no traffic"
+    assert (reset.nvlink_tx_bytes_s, reset.nvlink_rx_bytes_s) == (0, 0), "counters that restart are not traffic"
 
 
 def test_the_bus_is_looked_at_every_five_seconds_and_devices_take_turns(driver, monkeypatch):
@@ -377,7 +377,7 @@ def test_of_a_mig_instance_memory_and_processes_are_its_own_and_the_rest_is_its_
     assert gpu.absent["util_percent"] == "not measured for a MIG instance"
 
 
-def test_devices_in_another_order_are_told_by_their_identity(driver, monkeypatch):
+def test_devices_in_another_order_are_found_by_their_identity(driver, monkeypatch):
     driver(4)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,1")
     with sampling(TorchDevice(0, uuid=fake_nvml.uuid(3)), TorchDevice(1)) as sampler:

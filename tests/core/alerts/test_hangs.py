@@ -1,4 +1,4 @@
-"""The time of a hang that no step has come after, and when a hang is over."""
+"""The length of a hang that no step has come after, and when a hang is over."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def reported(waited, since=89, rule="stall", ranks=(2,), closed=None):
     return Alert(finding, Moment(since, 1, 0), Moment(since, 1, 0), end)
 
 
-def test_the_longest_wait_since_the_last_step_counts_and_names_who_was_waited_for():
+def test_the_longest_wait_since_the_last_step_counts_with_its_missing_ranks():
     alerts = [reported(12.0), reported(33.2, rule="timeout"), reported(33.0, rule="desync", ranks=())]
 
     assert last_hang(one_missing(), alerts) == Hang(33.2, (2,))
@@ -65,7 +65,7 @@ def test_a_hang_is_over_when_all_ranks_have_done_a_step_since_it_was_last_found(
     state.apply(wire.Steps(rank=2, seq=5, steps=[make_step(90)]), state.now_ns)
     assert is_over(state, alert)
     assert not is_over(state, replace(alert, last=Moment(90, 2, 0))), "it was found again"
-    assert not is_over(state, reported(4.0, rule="straggler")), "another rule tells of no wait"
+    assert not is_over(state, reported(4.0, rule="straggler")), "another rule is about no wait"
 
 
 @pytest.mark.parametrize(("reason", "over"), [("exit", True), ("closed", True), ("failed", False), ("off", False)])
@@ -77,7 +77,7 @@ def test_a_hang_is_over_when_all_ranks_have_said_goodbye_well(reason, over):
     assert (last_hang(state, [reported(4.0)]) is None) is over
 
 
-def test_who_gave_up_waiting_has_not_come_out_of_it():
+def test_a_timeout_does_not_end_a_hang():
     gave_up = replace(reported(4.0), finding=Finding("timeout", Severity.CRITICAL, "fired", "m", "a", ends_wait=True))
 
     assert not is_over(left(one_missing()), gave_up)

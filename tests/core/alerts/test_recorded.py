@@ -1,4 +1,4 @@
-"""Alerts that are told again: between two words of then they are neither more nor less than was told."""
+"""Replayed alerts: between two recorded events they have neither more nor less than was recorded."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def at(step):
 
 
 def watched(*words):
-    """A straggler that is opened at step 10 and never closed, whose words were kept at these steps."""
+    """A straggler that opened at step 10 and never closed, whose finding was recorded at these steps."""
     slow = finding(from_step=5, upto_step=10)
     engine = RecordedAlerts([(10 * SECOND_NS, AlertEvent("opened", Alert(slow, at(10), at(10))))])
     monitor = Monitor(RunState("ab12cd34", "train", 2), engine=engine)
@@ -34,13 +34,13 @@ def watched(*words):
     return alert
 
 
-def test_words_that_were_kept_as_they_changed_tell_until_when_it_was_so():
+def test_findings_recorded_between_events_have_the_last_step():
     alert = watched(20, 60)
 
     assert (alert.finding.message, alert.finding.upto_step, alert.last.now_ns) == ("words of 60", 60, 100 * SECOND_NS)
 
 
-def test_one_that_had_ended_by_its_words_was_not_found_since():
+def test_an_alert_that_had_ended_was_not_found_since():
     engine = RecordedAlerts([(10 * SECOND_NS, AlertEvent("opened", Alert(finding(), at(10), at(10))))])
     monitor = Monitor(RunState("ab12cd34", "train", 2), engine=engine)
     monitor.tick(20 * SECOND_NS)
@@ -52,20 +52,20 @@ def test_one_that_had_ended_by_its_words_was_not_found_since():
     assert (alert.finding.upto_step, alert.last) == (15, at(16))
 
 
-def test_those_of_the_opening_alone_do_not():
+def test_the_finding_of_the_opening_alone_does_not():
     assert watched().finding.upto_step is None
     assert watched().last.now_ns == 100 * SECOND_NS
 
 
 @pytest.mark.parametrize("steps", [{"upto_step": -1}, {"from_step": 2**63 - 1}, {"again_from": -1}])
-def test_steps_that_cannot_be_are_not_believed(steps):
+def test_impossible_steps_are_refused(steps):
     possible = Alert(finding(from_step=1, upto_step=2), at(1), at(2))
     odd = Alert(finding(**{"from_step": 1, "upto_step": 2, **steps}), at(1), at(2))
 
     assert [alert.finding for alert in read_alerts(write_alerts([odd, possible]))] == [possible.finding]
 
 
-def test_a_worst_moment_of_a_file_is_tamed_and_one_of_another_trouble_not_believed():
+def test_a_worst_finding_is_sanitized_and_one_of_another_alert_refused():
     mine = Alert(finding(), at(1), at(2), worst=finding(message="bad\x1b[31m", cost=0.9))
     foreign = Alert(finding(), at(1), at(2), worst=finding(subject="rank 7"))
     odd = Alert(finding(), at(1), at(2), worst=finding(cost=float("inf")))

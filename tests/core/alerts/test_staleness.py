@@ -1,4 +1,4 @@
-"""An alert whose trouble is over stays open for a while, but is not the headline; and every screen agrees on that."""
+"""A stale alert stays open, but is not the headline, and every screen agrees on that."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from ddpwatch.core.metrics.figures import measure
 from ddpwatch.core.metrics.timeline import Timeline
 from ddpwatch.core.monitor import Monitor
 from ddpwatch.core.state.run import RunState
-from ddpwatch.simulator.scenario import Fault, Scenario, frames
+from ddpwatch.simulator.scenario import Fault, Scenario
 from ddpwatch.view.alerts.format import message_of
 from ddpwatch.view.alerts.page import alert_detail, alert_list, alert_text
-from ddpwatch.view.alerts.panel import alert_box
+from ddpwatch.view.alerts.panel import alert_panel
 from ddpwatch.view.allreduce import waited_for
 from ddpwatch.view.cells import Level
 from ddpwatch.view.header import header_line
@@ -31,6 +31,7 @@ from ddpwatch.view.ranks.detail import rank_page
 from ddpwatch.view.run_view import run_view
 from ddpwatch.view.status import status_screen
 from tests.builders.fake_rank import make_snap, make_step
+from tests.builders.scenario_frames import frames
 from tests.view.pages import page, texts
 
 SLOW, ONSET, LASTS = 2, 60, 60
@@ -40,7 +41,7 @@ LOUD = {Level.WARN, Level.BAD}
 
 @cache
 def watched(steps, **fault):
-    """A run in which one rank is slow from step 60 on, for sixty steps unless told otherwise."""
+    """A run in which one rank is slow from step 60 on, by default for sixty steps."""
     scenario = Scenario(
         4,
         steps=steps,
@@ -74,19 +75,19 @@ def test_while_it_lasts_it_is_the_headline():
     seen = drawn(watched(END))
 
     assert not stale(seen)
-    assert "rank 2 is slow in backward" in page(alert_box(seen, 60, 12))
+    assert "rank 2 is slow in backward" in page(alert_panel(seen, 60, 12))
     assert badge(seen.rows[SLOW]).text.startswith("▲ slow backward")
 
 
 def test_soon_after_its_last_slow_step_the_box_says_since_when_and_is_not_loud():
     """The rule goes on finding it, in an ever smaller part of its window."""
     seen = drawn(watched(END + AlertLimits.STALE_STEPS + 15))
-    box = [line for line in alert_box(seen, 60, 12) if "straggler:" in texts([line])[0]]
+    box = [line for line in alert_panel(seen, 60, 12) if "straggler:" in texts([line])[0]]
 
     assert ("straggler", "rank 2") in seen.monitor.book.open
     assert texts(box) == [f"△ straggler: rank 2, backward, not seen since step {END - 1}"]
     assert levels(box) == {Level.DIM}
-    assert "of the steps" not in page(alert_box(seen, 60, 12))
+    assert "of the steps" not in page(alert_panel(seen, 60, 12))
 
 
 def test_rows_badges_and_the_tile_agree_with_the_box():
@@ -101,13 +102,13 @@ def test_rows_badges_and_the_tile_agree_with_the_box():
     assert "not seen since" in page(rank_page(seen, SLOW, 100, 60))
 
 
-def test_when_all_have_faded_nothing_is_wrong_by_now_and_the_header_counts_none():
+def test_when_all_are_stale_nothing_is_wrong_by_now_and_the_header_counts_none():
     seen = drawn(watched(END + 100))
 
     assert {alert.key for alert in seen.alerts} == set(stale(seen)) != set()
-    assert texts(alert_box(seen, 60, 12))[0] == "✔ nothing is wrong by now"
+    assert texts(alert_panel(seen, 60, 12))[0] == "✔ nothing is wrong by now"
     assert "▲" not in texts([header_line(seen, 120)])[0]
-    assert not levels(alert_box(seen, 60, 12)) & LOUD
+    assert not levels(alert_panel(seen, 60, 12)) & LOUD
     assert not any("▲" in text for text in texts(status_screen(seen, 100)))
 
 
@@ -123,7 +124,7 @@ def test_the_list_and_the_details_say_it_too():
     assert not levels(detail) & LOUD
 
 
-def test_one_that_comes_every_few_steps_does_not_fade_between_them():
+def test_one_that_recurs_every_few_steps_does_not_become_stale_between_them():
     for steps in range(200, 210):
         seen = drawn(watched(steps, every=7))
 
@@ -138,7 +139,7 @@ def test_looking_back_it_is_the_headline_where_it_was():
     assert ("straggler", "rank 2") in stale(drawn(monitor, at=END + 60))
 
 
-def test_the_share_of_the_all_reduce_fades_when_the_figure_beside_it_has_fallen():
+def test_the_all_reduce_share_becomes_stale_when_the_figure_beside_it_has_fallen():
     """Since when it was not seen does not move as long as nothing happens, though its rule goes on finding it."""
     reported = set()
     for steps in (END + 70, END + 80, END + 90, END + 100):
@@ -157,7 +158,7 @@ def test_the_share_of_the_all_reduce_fades_when_the_figure_beside_it_has_fallen(
     assert END - 1 <= reported.pop() < END + WindowLimits.MIN_STEPS
 
 
-def test_a_share_that_wanders_about_the_limit_does_not_take_the_alert_away_and_bring_it_back():
+def test_a_share_that_wanders_about_the_threshold_does_not_make_the_alert_flap():
     walk = random.Random(4)
     shares = [0.12] * 60 + [walk.uniform(0.02, 0.138) for _ in range(240)]
     state = RunState("ab12cd34ab12cd34", "train", 2)
@@ -212,7 +213,7 @@ def opened(monitor, alert):
 
 
 @pytest.mark.parametrize("rule", ["memory", "lossy"])
-def test_any_other_rule_fades_by_when_it_was_last_found(rule):
+def test_any_other_rule_becomes_stale_by_when_it_was_last_found(rule):
     monitor = watched(50)
     book = monitor.book.open
     before = dict(book)
@@ -224,7 +225,7 @@ def test_any_other_rule_fades_by_when_it_was_last_found(rule):
         book[alert.key] = replace(alert, since=replace(at, step=10), last=replace(at, step=20))
         seen = drawn(monitor)
         assert stale(seen)[alert.key] == 20
-        assert f"{rule}: not seen since step 20" in page(alert_box(seen, 60, 12))
+        assert f"{rule}: not seen since step 20" in page(alert_panel(seen, 60, 12))
         assert "it is so" not in " ".join(texts(status_screen(seen, 100)))
     finally:
         book.clear()
@@ -268,12 +269,12 @@ def test_of_many_ranks_nothing_becomes_stale_while_its_rule_is_not_evaluated(mon
     finding = Finding("memory", Severity.WARNING, "rank 1", "it is so", "do it")
     assert staleness(of_short_steps(), finding, 1100) is not None
     monkeypatch.setattr("ddpwatch.core.alerts.staleness.MANY_RANKS", 1)
-    monkeypatch.setattr("ddpwatch.core.limits.JudgeLimits.GRADUAL_NS", 5 * 10**8)
+    monkeypatch.setattr("ddpwatch.core.limits.EvaluationLimits.GRADUAL_NS", 5 * 10**8)
     assert staleness(of_short_steps(), finding, 1100) is None
     assert staleness(of_short_steps(), finding, 1450) is not None
 
 
-def test_of_a_hang_that_is_over_it_is_told_who_was_waited_for_and_not_in_which_group():
+def test_a_stale_hang_names_the_missing_ranks_and_not_the_group():
     hang = Finding("stall", Severity.CRITICAL, "group 0", "rank 1 has not joined", "", (1,), "other")
     at = Moment(20, 1, 0)
 

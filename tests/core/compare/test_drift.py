@@ -1,4 +1,4 @@
-"""How far a run may be from the next one: of made-up parts it is known whether they walk."""
+"""The random-walk term, on synthetic parts with and without a walk."""
 
 from itertools import pairwise
 
@@ -10,7 +10,7 @@ from ddpwatch.core.compare.drift import MAX_PARTS, RandomWalk
 RESAMPLES = 400
 STEPS = 400
 CHANCE = 1.0
-"""What chance does to the figure of a whole run."""
+"""Standard deviation of a whole run's figure from noise."""
 
 
 def added(parts, variance=CHANCE**2, seed=0):
@@ -18,7 +18,7 @@ def added(parts, variance=CHANCE**2, seed=0):
 
 
 def reach(resamples):
-    """Half of what 95 of 100 lie between."""
+    """Half width of the 95 % interval."""
     low, high = np.quantile(resamples, [0.025, 0.975])
     return (high - low) / 2
 
@@ -27,35 +27,35 @@ def by_chance(seed):
     return 100.0 + np.random.default_rng([1, seed]).normal(0.0, CHANCE * np.sqrt(MAX_PARTS), MAX_PARTS)
 
 
-def test_parts_that_differ_by_chance_add_less_than_chance_does_to_one_part():
+def test_noise_adds_less_than_the_noise_of_one_part():
     reaches = [reach(added(by_chance(seed))) for seed in range(40)]
 
     assert np.median(reaches) < 2 * CHANCE
     assert np.quantile(reaches, 0.9) < 2 * CHANCE * np.sqrt(MAX_PARTS)
 
 
-def test_parts_that_walk_away_add_as_much_as_they_walk():
-    """In the mean over a run a walk is a third as far off, in squares, as at its end."""
+def test_a_random_walk_adds_its_own_variance():
+    """The mean of a walk over its run has a third of the variance of its end."""
     far = 40.0
     reaches = []
     for seed in range(40):
         walk = np.random.default_rng([2, seed]).normal(0.0, far / np.sqrt(MAX_PARTS), MAX_PARTS).cumsum()
-        # Long blocks of a walk differ as well.
+        # A walk also widens the bootstrap of long blocks.
         reaches.append(reach(added(walk, variance=CHANCE**2 + far**2 / 48)))
 
     assert 0.5 < np.median(reaches) / (1.96 * far / np.sqrt(3)) < 2.0
 
 
-def test_the_same_parts_in_another_order_tell_another_thing():
-    """Up and down is chance, up and up is a walk."""
+def test_the_order_of_the_parts_decides_between_noise_and_walk():
+    """Alternating deviations are noise, rising ones are a walk."""
     rising = np.sort(by_chance(3))
     mixed = rising[[0, 8, 4, 12, 2, 10, 6, 14, 15, 7, 11, 3, 13, 5, 9, 1]]
 
     assert reach(added(rising)) > 2 * reach(added(mixed))
 
 
-def test_a_little_more_spread_is_a_little_less_certain():
-    """Nothing jumps from not walking to walking."""
+def test_the_added_variance_grows_smoothly():
+    """There is no threshold between noise and a walk."""
     parts = by_chance(4) - 100.0
 
     reaches = [reach(added(100.0 + parts * size)) for size in np.linspace(0.5, 2.0, 31)]
@@ -63,7 +63,7 @@ def test_a_little_more_spread_is_a_little_less_certain():
     assert max(after - before for before, after in pairwise(reaches)) < 1.5 * CHANCE
 
 
-def test_a_beginning_that_is_far_off_is_not_a_walk():
+def test_an_outlying_beginning_is_not_a_walk():
     parts = by_chance(5)
     parts[:2] -= 1000.0
 
@@ -71,11 +71,11 @@ def test_a_beginning_that_is_far_off_is_not_a_walk():
 
 
 @pytest.mark.parametrize("parts", [np.full(MAX_PARTS, 7.0), np.full(MAX_PARTS, np.nan)])
-def test_what_does_not_differ_or_is_not_told_adds_nothing(parts):
+def test_constant_or_unknown_parts_add_nothing(parts):
     assert not added(parts, variance=0.0).any()
 
 
-def test_a_part_that_was_not_told_is_passed_over():
+def test_an_unknown_part_is_ignored():
     parts = by_chance(6)
     parts[3] = np.nan
 

@@ -17,7 +17,7 @@ from tests.builders.fake_rank import MS, make_hello, make_step
 from tests.builders.synthetic_run import look, make_run, only, run_of, train
 
 
-def test_an_expensive_wire_is_told_with_its_share_and_advice_on_buckets():
+def test_an_expensive_wire_is_reported_with_its_share_and_advice_on_buckets():
     finding = only(comm_share(look(run_of(sync=12))))
 
     assert finding.message == "all-reduce takes 30 % of the last 50 steps: wire 30 %, waiting 0 %"
@@ -36,7 +36,7 @@ def test_one_step_in_which_the_job_stood_still_is_no_share_of_the_others():
     assert comm_share(look(make_run(steps))) == []
 
 
-def test_waiting_is_told_from_the_wire():
+def test_waiting_is_separated_from_the_wire():
     late = {rank: {"backward": 26} if rank == 2 else {"sync": 12} for rank in range(4)}
     finding = only(comm_share(look(make_run({rank: train(**late[rank]) for rank in range(4)}))))
 
@@ -45,7 +45,7 @@ def test_waiting_is_told_from_the_wire():
     assert finding.cost == pytest.approx(finding.evidence["waiting_percent"] / 100, abs=1e-4)
 
 
-def test_waiting_now_for_one_rank_and_now_for_another_points_at_nobody():
+def test_waiting_for_varying_ranks_names_no_rank():
     late, early = {"backward": 26}, {"sync": 12}
     steps = {
         rank: [make_step(10 + index, **(late if index % 4 == rank else early)) for index in range(48)]
@@ -92,7 +92,7 @@ def test_an_open_share_is_kept_open_until_it_falls_below_a_part_of_its_limit(syn
 
 
 def test_a_share_around_its_limit_is_opened_once():
-    """It goes above and below the limit every 150 steps, for longer than an alert lingers."""
+    """The share crosses the threshold every 150 steps, which is longer than the close delay."""
     monitor = Monitor(RunState("ab12cd34", "train", 2))
     for first in range(0, 1500, 150):
         sync = 3_300_000 if first % 300 == 0 else 2_700_000
@@ -113,9 +113,9 @@ def test_the_limit_of_the_share_can_be_moved():
     assert not comm_share(look(run_of(sync=2)))
 
 
-def test_communication_of_a_world_of_one_is_nobodys_fault():
+def test_communication_of_a_single_rank_is_ignored():
     assert comm_share(look(run_of(world=1, sync=20))) == []
 
 
-def test_one_rank_of_four_is_too_few_to_speak_for_the_job():
+def test_one_rank_of_four_is_no_majority():
     assert comm_share(look(make_run({0: train(sync=20)}, world=4))) == []

@@ -16,7 +16,7 @@ from tests.builders.hung_run import crossed, halted
 from tests.builders.synthetic_run import SECOND, look, only
 
 
-def test_of_an_abort_the_few_are_blamed_and_not_who_was_aborted():
+def test_after_an_abort_the_minority_is_blamed_and_not_the_aborted_rank():
     evidence = broken(0, {1: LARGE, 2: SMALL, 3: SMALL})
     reported, lost = only(desync(evidence)), only(rank_lost(evidence))
 
@@ -29,14 +29,14 @@ def test_of_an_abort_the_few_are_blamed_and_not_who_was_aborted():
     assert (lost.severity, "`desync` tells" in lost.message) == (Severity.INFO, True)
 
 
-def test_of_an_abort_with_as_many_on_either_side_nobody_is_blamed():
+def test_after_an_abort_with_equal_groups_no_rank_is_blamed():
     reported = only(desync(broken(0, {1: LARGE, 2: SMALL, 3: LARGE})))
 
     assert reported.ranks == (0, 1, 2, 3)
     assert "which of them is wrong cannot be told" in reported.message
 
 
-def test_an_abort_of_which_too_little_is_known_blames_nobody():
+def test_an_abort_without_enough_evidence_blames_no_rank():
     evidence = broken(0, {1: LARGE})
     lost, after = rank_lost(evidence)
 
@@ -48,7 +48,7 @@ def test_an_abort_of_which_too_little_is_known_blames_nobody():
 
 
 def asked(ops, before_s=0.0):
-    """Rank 0 is aborted and seen to be; the launcher ends the others, which have told their operations when asked."""
+    """Rank 0 is aborted, observed; the launcher ends the others, which reported their operations when asked to end."""
     state = beating(dict.fromkeys(range(4), 99.9), now_s=100)
     for rank, op in ops.items():
         stack = make_stack(rank, ("fit", "/home/me/train.py", 88), collectives=[op])
@@ -58,7 +58,7 @@ def asked(ops, before_s=0.0):
     return look(outlived(state))
 
 
-def test_those_that_the_launcher_ended_before_their_last_words_have_told_when_they_were_asked():
+def test_ranks_that_the_launcher_ended_reported_their_operation_when_they_were_asked_to_end():
     evidence = asked({1: LARGE, 2: SMALL, 3: SMALL})
     reported = only(desync(evidence))
 
@@ -70,7 +70,7 @@ def test_those_that_the_launcher_ended_before_their_last_words_have_told_when_th
     assert not [finding for finding in rank_lost(evidence) if finding.severity is Severity.CRITICAL]
 
 
-def test_what_they_told_before_the_abort_is_no_evidence():
+def test_a_report_from_before_the_abort_is_no_evidence():
     evidence = asked({1: LARGE, 2: SMALL, 3: SMALL}, before_s=5.0)
 
     assert desync(evidence) == []
@@ -79,7 +79,7 @@ def test_what_they_told_before_the_abort_is_no_evidence():
     )
 
 
-def test_of_those_that_could_not_tell_it_is_said_and_they_may_be_of_either_side():
+def test_ranks_without_a_report_are_mentioned_and_count_for_neither_group():
     evidence = asked({1: LARGE, 2: SMALL})
     reported = only(desync(evidence))
     assert reported.ranks == (0, 1, 2)
@@ -90,7 +90,7 @@ def test_of_those_that_could_not_tell_it_is_said_and_they_may_be_of_either_side(
     assert lost.message.endswith("at fit (train.py:88); ranks 2-3 were ended before they could tell in which operation")
 
 
-def test_who_was_at_the_same_place_in_the_script_was_in_the_same_operation():
+def test_ranks_at_the_same_place_in_the_script_were_in_the_same_operation():
     state = beating(dict.fromkeys(range(5), 99.9), world=5, now_s=100)
     places = {1: 140, 2: 104, 3: 104, 4: 104}
     for rank, op in {1: [LARGE], 2: [SMALL], 3: [], 4: []}.items():
@@ -104,8 +104,8 @@ def test_who_was_at_the_same_place_in_the_script_was_in_the_same_operation():
     assert "[1000] Float on ranks 0, 2-4 against" in reported.message
 
 
-def test_a_viewer_that_did_not_see_how_a_rank_ended_blames_nobody_whom_one_that_did_would_not():
-    """Rank 0 was aborted, and belongs to rank 1: as many on either side. Without its exit code it may be on any."""
+def test_a_viewer_that_missed_the_end_of_a_rank_blames_no_other_rank_for_it():
+    """Rank 0 was aborted and is in the group of rank 1: equal groups. Without its exit code its group is unknown."""
     evidence = broken(0, {1: SMALL, 2: LARGE, 3: LARGE})
     assert only(desync(evidence)).ranks == (0, 1, 2, 3)
     state = evidence.state
@@ -129,13 +129,13 @@ def test_ranks_that_lost_one_that_was_killed_are_not_compared():
 
 
 def disagree(*ops, **options):
-    """Ranks that wait under the same number, each in its own operation: `op` or `op shape`."""
+    """Ranks that wait under the same sequence number, each in its own operation: `op` or `op shape`."""
     shapes = [(*op.split(" ", 1), "[8] Float")[:2] for op in ops]
     groups = [make_group(42, 9, op=op, shape=shape, size=len(ops), **options) for op, shape in shapes]
     return look(halted(dict(enumerate(groups))))
 
 
-def test_the_few_are_blamed_for_another_operation():
+def test_the_minority_is_blamed_for_another_operation():
     evidence = disagree("all_reduce", "all_reduce", "broadcast", "all_reduce")
     finding = only(desync(evidence))
 
@@ -152,27 +152,27 @@ def test_another_size_is_another_operation():
     assert only(desync(disagree("all_reduce [8] Float", "all_reduce [8] Float", "all_reduce [9] Float"))).ranks == (2,)
 
 
-def test_all_that_differ_from_the_most_are_blamed():
+def test_all_ranks_that_differ_from_the_majority_are_blamed():
     assert only(desync(disagree("all_reduce", "broadcast", "all_reduce", "barrier"))).ranks == (1, 3)
 
 
 @pytest.mark.parametrize("ops", [("all_reduce", "barrier"), ("all_reduce", "barrier", "barrier", "all_reduce")])
-def test_of_two_equal_camps_all_are_told_and_nobody_is_blamed(ops):
+def test_two_equal_groups_are_both_reported_and_no_rank_is_blamed(ops):
     finding = only(desync(disagree(*ops)))
 
     assert finding.ranks == tuple(range(len(ops)))
     assert finding.message.startswith("the ranks disagree at #42")
 
 
-def test_ranks_that_agree_are_no_desync_and_neither_is_one_that_has_not_told_its_operation():
+def test_equal_operations_are_no_desync_nor_is_one_that_is_not_reported_yet():
     assert desync(disagree("all_reduce", "all_reduce")) == []
     unreported = make_group(42, 9, op="", shape="", size=2)
     assert desync(look(halted({0: make_group(42, 9, size=2), 1: unreported}))) == []
 
 
 @pytest.mark.parametrize("wait_s", [9, 0.8])
-def test_ranks_that_wait_for_each_other_in_different_groups_are_told_once_and_nobody_is_blamed(wait_s):
-    """Also while only one of the waits is abnormal."""
+def test_crossed_groups_are_reported_once_and_no_rank_is_blamed(wait_s):
+    """Also if only one of the waits is abnormal."""
     state = crossed(wait_s)
     finding = only(desync(look(state)))
 
@@ -184,8 +184,8 @@ def test_ranks_that_wait_for_each_other_in_different_groups_are_told_once_and_no
     )
 
 
-def test_ranks_that_disagree_on_an_earlier_operation_are_told_although_another_got_beyond_it():
-    """What rank 2 waits for is the next one: it has been given a broadcast that its root alone completes."""
+def test_ranks_that_disagree_on_an_earlier_operation_are_reported_although_another_got_beyond_it():
+    """Rank 2 waits for the next operation: a broadcast completes early on its root."""
     state = halted(
         {
             0: make_group(86, 9, op="broadcast", size=3),
@@ -200,7 +200,7 @@ def test_ranks_that_disagree_on_an_earlier_operation_are_told_although_another_g
     assert finding.message.startswith("the ranks disagree at #86: broadcast")
 
 
-def test_before_every_rank_has_told_what_it_waits_for_nobody_is_called_out_of_line():
+def test_no_rank_is_out_of_line_before_every_rank_has_reported_its_operation():
     def state(wait_s):
         ops = {0: "all_reduce", 1: "", 2: "broadcast"}
         return halted({rank: make_group(42, wait_s, op=op, size=3) for rank, op in ops.items()})

@@ -11,7 +11,7 @@ from tests.builders.synthetic_run import look, make_run, only, train
 
 
 def checked(crcs_by_step, world=4, parameter="fc.weight", **hello):
-    """Replicas with these checksums; None = that rank has taken none."""
+    """Replicas with these checksums; None = no checksum of that rank."""
     state = make_run({rank: train() for rank in range(world)}, **hello)
     check(state, crcs_by_step, parameter)
     return state

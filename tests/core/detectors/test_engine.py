@@ -1,4 +1,4 @@
-"""The judge: what is found depends on what the ranks did, and on nothing else."""
+"""The rule engine: findings depend on the steps of the ranks and on nothing else."""
 
 from __future__ import annotations
 
@@ -8,39 +8,39 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ddpwatch import wire
-from ddpwatch.core.detectors import DETECTORS
-from ddpwatch.core.detectors import engine as judge
+from ddpwatch.core.detectors import DETECTORS, engine
 from ddpwatch.core.detectors.context import Detector
-from ddpwatch.core.limits import DEFAULTS, JudgeLimits, limits_from
+from ddpwatch.core.limits import DEFAULTS, EvaluationLimits, limits_from
 from ddpwatch.core.monitor import Monitor
 from ddpwatch.core.state.run import RunState
-from ddpwatch.simulator.scenario import Fault, Scenario, frames
+from ddpwatch.simulator.scenario import Fault, Scenario
 from tests.builders.fake_rank import MS, make_beat, make_hello, make_snap, make_step
+from tests.builders.scenario_frames import frames
 
 SECOND = 1_000_000_000
 WORLD = 4
 BY_STEP = {detector.rule for detector in DETECTORS if detector.by_step}
 SLOW = Fault((1,), "forward", 0.3, onset=60)
 MAX_AHEAD = 12
-"""Frames that one rank may be heard ahead of another."""
+"""Frames by which one rank may be ahead of another on arrival."""
 PACE_NS = 25 * MS
-"""Between two frames; silence begins much later than the furthest that a rank can be behind."""
+"""Time between two frames; a rank is silent after much longer than the furthest it can be behind."""
 
 
 def by_rank(scenario, **options):
-    """The payloads of each rank, in its own order."""
+    """Payloads of each rank, in order."""
     payloads = [[] for _ in range(scenario.world_size)]
     for frame in frames(scenario, **options):
         payloads[wire.decode(frame.payload).rank].append(frame.payload)
     return payloads
 
 
-def new_watch(world=WORLD, limits=DEFAULTS):
+def new_monitor(world=WORLD, limits=DEFAULTS):
     return Monitor(RunState("ab12cd34", "train", world), limits)
 
 
 def feed(monitor, payloads, *, pace_ns=PACE_NS, start_ns=0):
-    """Have them heard one after another, and say when the last one was."""
+    """Ingest them one after another; returns the time of the last one."""
     now_ns = start_ns
     for payload in payloads:
         now_ns += pace_ns
@@ -49,7 +49,7 @@ def feed(monitor, payloads, *, pace_ns=PACE_NS, start_ns=0):
 
 
 def reported(monitor):
-    """What was told of rules that go by steps."""
+    """Events of rules by step."""
     return [
         (event.kind, finding.rule, finding.subject, finding.ranks, finding.phase, event.alert.since.step)
         for event in monitor.book.drain()
@@ -58,7 +58,7 @@ def reported(monitor):
 
 
 def received(scenario, *, limits=DEFAULTS, pace_ns=PACE_NS):
-    monitor = new_watch(scenario.world_size, limits)
+    monitor = new_monitor(scenario.world_size, limits)
     feed(monitor, [frame.payload for frame in frames(scenario)], pace_ns=pace_ns)
     monitor.evaluate_now()
     return monitor
@@ -78,7 +78,7 @@ IN_ORDER = reported(received(RUN))
 
 
 def interleaved(order, again):
-    """The frames of all ranks in another order, each rank's own kept, some of them twice."""
+    """Frames of all ranks interleaved differently, each rank's in order, some of them twice."""
     left = [list(reversed(payloads)) for payloads in PAYLOADS]
     done, sent, turn = [0] * WORLD, [], 0
     while any(left):
@@ -105,8 +105,8 @@ def test_the_run_that_is_permuted_has_something_to_tell():
     st.lists(st.sampled_from([0, 0, 1, 2, 9, 40]), max_size=20),
     st.sampled_from([5 * MS, PACE_NS, 40 * MS]),
 )
-def test_neither_the_order_of_arrival_nor_duplicates_nor_the_pace_change_what_is_told(order, again, pace_ns):
-    monitor = new_watch()
+def test_neither_order_of_arrival_nor_duplicates_nor_pace_change_the_findings(order, again, pace_ns):
+    monitor = new_monitor()
     feed(monitor, interleaved(order, again), pace_ns=pace_ns)
     monitor.evaluate_now()
 
@@ -120,7 +120,7 @@ def test_neither_the_order_of_arrival_nor_duplicates_nor_the_pace_change_what_is
     ids=["single, at once", "single, slow", "some, fast", "many, at once", "many, slow"],
 )
 def test_how_steps_are_bundled_into_messages_changes_nothing(flush_steps, pace_ns):
-    monitor = new_watch()
+    monitor = new_monitor()
     feed(monitor, [frame.payload for frame in frames(RUN, flush_steps=flush_steps)], pace_ns=pace_ns)
     monitor.evaluate_now()
 
@@ -135,7 +135,7 @@ def test_the_pace_of_the_viewer_changes_nothing_for_short_steps_either(step_ms):
 
 
 def test_asking_more_often_changes_nothing():
-    monitor = new_watch()
+    monitor = new_monitor()
     now_ns = 0
     for frame in frames(RUN):
         now_ns += PACE_NS
@@ -149,8 +149,8 @@ def test_asking_more_often_changes_nothing():
     assert reported(monitor) == IN_ORDER
 
 
-def test_before_all_ranks_were_heard_nobody_is_judged_for_a_while():
-    monitor = new_watch()
+def test_evaluation_waits_a_moment_for_the_hellos_of_all_ranks():
+    monitor = new_monitor()
     first_three = [payload for payloads in PAYLOADS[:3] for payload in payloads]
     feed(monitor, first_three, pace_ns=1)
     monitor.tick(2 * SECOND)
@@ -165,7 +165,7 @@ def test_before_all_ranks_were_heard_nobody_is_judged_for_a_while():
 
 
 def snapshot(payloads, steps=wire.MAX_SNAP_STEPS):
-    """What a rank that has published these would tell a viewer that attaches now."""
+    """The snapshot of a rank that has published these, for a viewer that attaches."""
     messages = [wire.decode(payload) for payload in payloads]
     done = [step for message in messages if isinstance(message, wire.Steps) for step in message.steps]
     return wire.encode(
@@ -173,10 +173,10 @@ def snapshot(payloads, steps=wire.MAX_SNAP_STEPS):
     )
 
 
-def test_a_rank_that_joins_late_makes_the_judgement_whole_and_opens_no_new_alert():
+def test_a_rank_that_joins_late_completes_the_evaluation_and_opens_no_new_alert():
     payloads = by_rank(Scenario(WORLD, steps=200, faults=(SLOW,), seed=3))
     middle = len(payloads[0]) * 3 // 4
-    monitor = new_watch()
+    monitor = new_monitor()
     early = [payload for turn in zip(*(rank[:middle] for rank in payloads[:3]), strict=True) for payload in turn]
     now_ns = feed(monitor, early)
     alone = monitor.book.open["straggler", "rank 1"]
@@ -194,9 +194,9 @@ def test_a_rank_that_joins_late_makes_the_judgement_whole_and_opens_no_new_alert
 
 
 @pytest.mark.parametrize("reason", ["exit", "failed"])
-def test_after_a_rank_has_ended_the_others_are_judged_without_it(reason):
+def test_after_a_rank_has_ended_the_others_are_evaluated_without_it(reason):
     run = Scenario(WORLD, steps=260, faults=(Fault((1,), "forward", 0.3, onset=180),), seed=3)
-    monitor = new_watch()
+    monitor = new_monitor()
     now_ns = 0
     for frame in frames(run):
         now_ns += PACE_NS
@@ -214,7 +214,7 @@ def test_after_a_rank_has_ended_the_others_are_judged_without_it(reason):
 
 
 def test_a_rank_that_ends_with_the_run_does_not_take_its_alert_along():
-    monitor = new_watch()
+    monitor = new_monitor()
     now_ns = feed(monitor, [frame.payload for frame in frames(RUN)])
     for rank in range(WORLD):
         monitor.ingest(wire.encode(wire.Bye(rank=rank, seq=10**4, reason="exit", text="", mono_ns=now_ns)), now_ns)
@@ -240,7 +240,7 @@ def test_a_healthy_run_has_nothing_to_tell():
 
 
 @pytest.mark.parametrize("warmup", [10, 40])
-def test_warm_up_steps_are_never_judged(warmup):
+def test_warm_up_steps_are_never_evaluated(warmup):
     limits = limits_from({"judge": {"warmup-steps": warmup}}, "test")
     compiling = Fault((1,), "forward", 5.0, onset=0, burst=(warmup, 10**6))
     monitor = received(Scenario(WORLD, steps=150, faults=(compiling,), seed=5), limits=limits)
@@ -248,7 +248,7 @@ def test_warm_up_steps_are_never_judged(warmup):
     assert reported(monitor) == []
 
 
-def test_the_first_step_after_warming_up_is_judged():
+def test_the_first_step_after_warming_up_is_evaluated():
     late = Fault((1,), "forward", 5.0, onset=0, burst=(35, 10**6))
     monitor = received(Scenario(WORLD, steps=60, faults=(late,), seed=5))
 
@@ -258,7 +258,7 @@ def test_the_first_step_after_warming_up_is_judged():
 @pytest.mark.parametrize("steps", [200, wire.MAX_SNAP_STEPS + 100])
 def test_a_viewer_that_attaches_late_finds_open_what_one_that_was_there_finds_open(steps):
     run = Scenario(WORLD, steps=steps, faults=(SLOW,), seed=6)
-    there, late = received(run), new_watch()
+    there, late = received(run), new_monitor()
     for payloads in by_rank(run):
         late.ingest(snapshot(payloads), SECOND)
     late.evaluate_now()
@@ -273,10 +273,10 @@ def test_a_viewer_that_attaches_late_finds_open_what_one_that_was_there_finds_op
         assert {key: alert.since.step for key, alert in late.book.open.items()} == since
 
 
-def test_a_gap_that_no_ring_bridges_is_not_judged_and_what_follows_is():
+def test_a_gap_that_no_ring_bridges_is_not_evaluated_and_what_follows_is():
     run = Scenario(WORLD, steps=1500, noise=0.01, faults=(Fault((1,), "data", 0.3, onset=1400),), seed=7)
     payloads = by_rank(run, flush_steps=50)
-    monitor = new_watch()
+    monitor = new_monitor()
     now_ns = feed(monitor, [payload for rank in payloads for payload in rank[:5]])
     for rank in payloads:
         monitor.ingest(snapshot(rank), now_ns)
@@ -287,13 +287,13 @@ def test_a_gap_that_no_ring_bridges_is_not_judged_and_what_follows_is():
 
 
 @pytest.mark.parametrize(("world", "ahead"), [(1, 10**7), (2, 2**61), (4, 10**7), (4, 2**61)])
-def test_however_many_steps_were_done_before_only_those_that_are_kept_are_looked_at(world, ahead, monkeypatch):
+def test_only_steps_that_are_still_kept_are_evaluated(world, ahead, monkeypatch):
     evaluation_steps = []
-    gather = judge.gather
+    gather = engine.gather
     monkeypatch.setattr(
-        judge, "gather", lambda *args, **named: evaluation_steps.append(named["upto"]) or gather(*args, **named)
+        engine, "gather", lambda *args, **named: evaluation_steps.append(named["upto"]) or gather(*args, **named)
     )
-    monitor = new_watch(world)
+    monitor = new_monitor(world)
     for rank in range(world):
         late = {"backward": 26} if rank == 1 else {"sync": 12}
         steps = [make_step(ahead + number, end_ns=number, **late) for number in range(wire.MAX_SNAP_STEPS)]
@@ -305,8 +305,8 @@ def test_however_many_steps_were_done_before_only_those_that_are_kept_are_looked
     assert open_stragglers(monitor) == ({"rank 1": "backward"} if world > 1 else {})
 
 
-def test_an_alert_tells_when_by_the_clock_of_the_ranks():
-    monitor = new_watch()
+def test_the_time_of_an_alert_is_by_the_clock_of_the_ranks():
+    monitor = new_monitor()
     unix_ns = 1_700_000_000 * SECOND
     for rank in range(WORLD):
         monitor.ingest(wire.encode(make_hello(rank, 1, mono_ns=0, unix_ns=unix_ns)), 1)
@@ -327,8 +327,8 @@ def test_an_alert_tells_when_by_the_clock_of_the_ranks():
     assert since.unix_ns == unix_ns + ends[since.step]
 
 
-def test_a_run_of_which_nothing_is_heard_is_not_judged():
-    monitor = new_watch()
+def test_a_run_of_which_nothing_is_heard_is_not_evaluated():
+    monitor = new_monitor()
     monitor.evaluate_now()
     monitor.tick(600 * SECOND)
     monitor.evaluate_now()
@@ -337,8 +337,8 @@ def test_a_run_of_which_nothing_is_heard_is_not_judged():
     assert not monitor.book.open
 
 
-def test_a_long_history_is_judged_in_portions_and_comes_to_the_same():
-    at_once, in_portions = new_watch(), new_watch()
+def test_a_long_history_is_evaluated_in_portions_and_comes_to_the_same():
+    at_once, in_portions = new_monitor(), new_monitor()
     for monitor in (at_once, in_portions):
         for payload in (payload for payloads in PAYLOADS for payload in payloads):
             monitor.state.ingest(payload, SECOND)
@@ -354,9 +354,9 @@ def test_a_long_history_is_judged_in_portions_and_comes_to_the_same():
     assert reported(in_portions) == reported(at_once)
 
 
-def test_between_rules_somebody_else_may_have_a_turn():
+def test_a_callback_runs_between_rules():
     turns = []
-    monitor = new_watch()
+    monitor = new_monitor()
     monitor.between_rules(lambda: turns.append(len(monitor.book.open)))
     for rank in by_rank(Scenario(WORLD, steps=60, noise=0.01, seed=7), flush_steps=60):
         for payload in rank:
@@ -369,20 +369,20 @@ def test_between_rules_somebody_else_may_have_a_turn():
     ("world", "step_ms", "stride"),
     [(8, 100, 5), (256, 100, 5), (512, 100, 20), (1024, 100, 40), (8192, 100, 40), (1024, 5000, 5), (1024, 1, 120)],
 )
-def test_the_more_ranks_there_are_the_further_apart_their_steps_are_judged_up_to_some(world, step_ms, stride):
-    rule_steps, found = judge.evaluation_steps(world, DEFAULTS.judge, step_ms * 1e6)
+def test_evaluations_are_further_apart_the_more_ranks_there_are_up_to_a_maximum(world, step_ms, stride):
+    rule_steps, found = engine.evaluation_steps(world, DEFAULTS.judge, step_ms * 1e6)
     assert found == stride
     assert found < rule_steps, "no step is passed over"
 
 
-def test_of_many_ranks_rules_that_go_by_many_readings_are_asked_less_often(monkeypatch):
+def test_gradual_rules_are_evaluated_less_often_with_many_ranks(monkeypatch):
     asked = []
     rules = [
         Detector(rule, lambda _, rule=rule: asked.append(rule) or [], by_step=False, gradual=rule == "memory")
         for rule in ("memory", "rank-lost")
     ]
-    monkeypatch.setattr(judge, "BY_TIME", rules)
-    for world, times in ((judge.MANY_RANKS, 12), (judge.MANY_RANKS + 1, 3)):
+    monkeypatch.setattr(engine, "BY_TIME", rules)
+    for world, times in ((engine.MANY_RANKS, 12), (engine.MANY_RANKS + 1, 3)):
         monitor = Monitor(RunState("0", "train", world))
         monitor.ingest(wire.encode(make_hello(0, 1)), 1)
         asked.clear()
@@ -397,4 +397,4 @@ def test_the_rules_that_are_asked_less_often_outlive_the_time_between():
     for detector in DETECTORS:
         if detector.gradual:
             assert not detector.by_step
-            assert detector.close_delay(DEFAULTS) > 2 * JudgeLimits.GRADUAL_NS
+            assert detector.close_delay(DEFAULTS) > 2 * EvaluationLimits.GRADUAL_NS

@@ -1,4 +1,4 @@
-"""All rules alike: what each must have, and that none ever raises. Also the builders that the other files use."""
+"""Properties of every rule: an explanation, a close delay, no exception on any input."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ RULES = {
 
 
 @pytest.mark.parametrize("detector", DETECTORS, ids=lambda detector: detector.rule)
-def test_every_rule_says_what_it_means_and_when_it_ends(detector):
+def test_every_rule_has_an_explanation_and_a_close_delay(detector):
     sentences = [part for part in detector.text.split(". ") if part.strip()]
 
     assert 2 <= len(sentences) <= 5, detector.text

@@ -22,7 +22,7 @@ from tests.builders.synthetic_run import look, only, run_of
         (999, Severity.WARNING, "driver"),
     ],
 )
-def test_an_xid_is_told_in_words(code, severity, word):
+def test_an_xid_is_reported_in_words(code, severity, word):
     found = only(gpu_error(look(read_gpus(run_of(), readings=1, r2={"xids": [code]}))))
 
     assert found.message.startswith(f"rank 2 · cuda:0: Xid {code}, ")
@@ -30,14 +30,14 @@ def test_an_xid_is_told_in_words(code, severity, word):
     assert found.severity is severity
 
 
-def test_of_several_errors_the_worst_is_told_first():
+def test_the_worst_of_several_errors_comes_first():
     found = only(gpu_error(look(read_gpus(run_of(), readings=1, r2={"xids": [31, 79, 45, 45]}))))
 
     assert "Xid 79" in found.message
     assert found.message.endswith("and 2 more")
 
 
-def test_new_memory_errors_are_told_and_old_ones_are_not():
+def test_new_memory_errors_are_reported_and_old_ones_are_not():
     old = read_gpus(run_of(), readings=2, r1={"ecc_uncorrected": 7})
     new = read_gpus(run_of(), readings=2, r1=[{"ecc_uncorrected": 7}, {"ecc_uncorrected": 9}])
 
@@ -54,7 +54,7 @@ def test_a_lost_gpu_is_critical():
     assert found.severity is Severity.CRITICAL
 
 
-def test_ranks_that_share_a_gpu_tell_of_one_error():
+def test_an_error_of_a_shared_gpu_is_reported_once():
     shared = {"uuid": "GPU-x", "xids": [79]}
     found = only(gpu_error(look(read_gpus(run_of(), readings=1, r0=shared, r1=shared))))
 

@@ -11,18 +11,18 @@ LOW = {"util_percent": 12}
 
 
 def idle_run(count=4, **phases):
-    """Ranks whose GPUs have little to do."""
+    """Ranks whose GPUs are idle."""
     return read_gpus(run_of(**phases), **{f"r{rank}": LOW for rank in range(count)})
 
 
-def test_idle_gpus_of_all_ranks_are_told_once_with_what_takes_the_time():
+def test_idle_gpus_of_all_ranks_are_reported_once_with_what_takes_the_time():
     found = only(gpu_idle(look(idle_run(data=90))))
 
     assert found.message == "GPUs of all ranks work 12 % of the time: 76 % of the step goes by waiting for data"
     assert (found.subject, found.phase, found.ranks) == ("job", "data", ())
 
 
-def test_one_idle_gpu_is_told_by_its_rank():
+def test_one_idle_gpu_is_reported_by_its_rank():
     found = only(gpu_idle(look(idle_run(1))))
 
     assert found.message.startswith("the GPU of rank 0 works 12 % of the time: ")
@@ -33,7 +33,7 @@ def test_a_gpu_that_was_busy_a_moment_ago_or_is_now_is_not_idle():
     assert gpu_idle(look(read_gpus(run_of(), r0=[LOW, {}], r1=[{}, LOW]))) == []
 
 
-def test_nothing_is_said_while_a_rank_does_not_train():
+def test_a_rank_that_does_not_train_has_no_finding():
     paused, hung, young = idle_run(), idle_run(), read_gpus(make_run({0: train(0, 8), 1: train(0, 8)}), r0=LOW, r1=LOW)
     for rank in paused.ranks:
         paused.apply(make_beat(rank, seq=60, mono_ns=3 * SECOND, pause="evaluation"), paused.now_ns)

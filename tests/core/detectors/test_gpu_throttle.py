@@ -14,7 +14,7 @@ from tests.builders.gpu_run import CAPPED, HOT, read_gpus
 from tests.builders.synthetic_run import SECOND, look, only, run_of
 
 
-def test_a_hot_gpu_is_told_with_its_clocks_its_reason_and_its_heat():
+def test_a_hot_gpu_is_reported_with_its_clocks_its_reason_and_its_heat():
     found = only(gpu_throttle(look(read_gpus(run_of(), r3=HOT))))
 
     assert found.message == "rank 3 · cuda:0: clocks 1110 of 1980 MHz, thermal slowdown at 89 °C"
@@ -30,13 +30,13 @@ def test_it_must_hold_for_most_of_enough_readings(hot, reported):
     assert bool(gpu_throttle(look(state))) == reported
 
 
-def test_what_holds_now_and_then_is_no_trouble():
+def test_a_reason_that_holds_now_and_then_is_ignored():
     state = read_gpus(run_of(), r3=[{}, {}, HOT])
 
     assert gpu_throttle(look(state)) == []
 
 
-def test_a_power_cap_of_all_alike_is_good_to_know_and_told_once():
+def test_a_power_cap_of_all_gpus_is_one_info():
     found = only(gpu_throttle(look(read_gpus(run_of(), r0=CAPPED, r1=CAPPED, r2=CAPPED, r3=CAPPED))))
 
     assert found.severity is Severity.INFO
@@ -59,7 +59,7 @@ def test_gpus_of_another_kind_are_no_measure():
     assert only(gpu_throttle(look(read_gpus(run_of(), r1=other)))).severity is Severity.INFO
 
 
-def test_most_gpus_of_a_host_are_told_as_the_host():
+def test_most_gpus_of_a_host_are_reported_as_the_host():
     state = read_gpus(run_of(hosts=("a", "a", "b", "b")), r2=HOT, r3={**HOT, "sm_mhz": 900})
     found = only(gpu_throttle(look(state)))
 
@@ -67,7 +67,7 @@ def test_most_gpus_of_a_host_are_told_as_the_host():
     assert found.message.startswith("host b, 2 GPUs (ranks 2-3), at worst clocks 900 of 1980 MHz, thermal slowdown")
 
 
-def test_many_single_gpus_are_told_together():
+def test_many_single_gpus_are_reported_together():
     hosts = tuple(f"h{rank // 4}" for rank in range(20))
     hot = {f"r{rank}": HOT for rank in range(0, 20, 4)}
     found = only(gpu_throttle(look(read_gpus(run_of(20, hosts), **hot))))
@@ -76,7 +76,7 @@ def test_many_single_gpus_are_told_together():
     assert found.ranks == (0, 4, 8, 12, 16)
 
 
-def test_a_reading_of_long_ago_tells_nothing_of_now():
+def test_a_stale_reading_is_ignored():
     state = read_gpus(run_of(), r3=HOT)
     for rank in state.ranks:
         state.apply(make_beat(rank, seq=60, mono_ns=3 * SECOND), state.now_ns + 30 * SECOND)
@@ -99,7 +99,7 @@ def test_reasons_in_plain_words(reasons, words):
     assert reasons_text(reasons) == words
 
 
-def test_without_readings_nothing_is_said_of_gpus():
+def test_without_readings_no_gpu_rule_finds_anything():
     state = run_of()
 
     for rule in (gpu_throttle, gpu_error, gpu_idle):

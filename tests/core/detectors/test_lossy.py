@@ -24,7 +24,7 @@ def test_lost_messages_are_counted(lost, severity):
     assert finding.evidence["lost_messages"] == lost
 
 
-def test_records_that_the_agent_dropped_are_told():
+def test_records_that_the_agent_dropped_are_reported():
     state = beating({})
     state.apply(make_beat(2, seq=5, step=90, dropped=1200), state.now_ns)
     finding = only(lossy(look(state)))
@@ -33,7 +33,7 @@ def test_records_that_the_agent_dropped_are_told():
     assert finding.severity is Severity.WARNING
 
 
-def test_what_cannot_be_read_is_counted_against_its_rank_or_nobody():
+def test_an_unreadable_frame_counts_for_its_rank_or_as_unassigned():
     state = beating({})
     state.count_bad(1, "wrong type")
     state.ingest(b"junk", state.now_ns)
@@ -44,14 +44,14 @@ def test_what_cannot_be_read_is_counted_against_its_rank_or_nobody():
     assert nobodys.message.startswith("1 unreadable frame that no rank can be blamed for, the last because: ")
 
 
-def test_a_rank_whose_times_cannot_be_true_is_told():
+def test_a_rank_whose_times_cannot_be_true_is_reported():
     run = {rank: train(backward=900 if rank == 1 else 16) for rank in range(3)}
     finding = only(lossy(look(make_run(run))))
 
     assert finding.message == "rank 1: its steps do not fit those of the others and are left out"
 
 
-def test_an_agent_that_switched_itself_off_is_told_with_its_reason():
+def test_an_agent_that_switched_itself_off_is_reported_with_its_reason():
     state = beating({})
     state.apply(wire.Bye(rank=1, seq=5, reason="off", text="KeyError: 7", mono_ns=1), state.now_ns)
     finding = only(lossy(look(state)))

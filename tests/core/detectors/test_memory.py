@@ -16,20 +16,20 @@ from tests.builders.synthetic_run import SECOND, look, only, run_of
 
 
 def filling(first, last, readings, **changed):
-    """Memory in use that grows from one part of the GPU to another."""
+    """Readings whose memory in use grows from one fraction of the GPU to another."""
     total = 80 << 30
     parts = (first + (last - first) * place / (readings - 1) for place in range(readings))
     return [{"used_bytes": int(part * total), "total_bytes": total, **changed} for part in parts]
 
 
-def test_a_gpu_that_is_nearly_full_and_grows_is_told():
+def test_a_gpu_that_is_nearly_full_and_grows_is_reported():
     found = only(memory(look(read_gpus(run_of(), 90, r1=filling(0.90, 0.97, 90)))))
 
     assert found.message.startswith("rank 1 · cuda:0: 97 % of the GPU's memory in use and growing, ")
     assert "torch holds" not in found.message
 
 
-def test_what_torch_holds_and_cannot_use_is_told_as_a_hint():
+def test_what_torch_holds_and_cannot_use_is_reported_as_a_hint():
     pieces = {"reserved_bytes": 70 << 30, "allocated_bytes": 40 << 30}
     found = only(memory(look(read_gpus(run_of(), 90, r1=filling(0.90, 0.97, 90, **pieces)))))
 
@@ -40,11 +40,11 @@ def test_what_torch_holds_and_cannot_use_is_told_as_a_hint():
 @pytest.mark.parametrize(
     ("first", "last", "readings"), [(0.97, 0.97, 90), (0.5, 0.9, 90), (0.9, 0.97, 20)], ids=["full", "half", "short"]
 )
-def test_memory_that_is_full_or_grows_alone_is_no_trouble(first, last, readings):
+def test_memory_that_is_only_full_or_only_grows_is_fine(first, last, readings):
     assert memory(look(read_gpus(run_of(), readings, r1=filling(first, last, readings)))) == []
 
 
-def test_memory_that_was_filled_once_and_stays_is_no_trouble():
+def test_memory_that_was_filled_once_and_stays_is_fine():
     used = [*filling(0.1, 0.97, 10), *filling(0.97, 0.97, 80)]
 
     assert memory(look(read_gpus(run_of(), 90, r1=used))) == []
@@ -54,7 +54,7 @@ MIB, GIB = 1 << 20, 1 << 30
 
 
 def used(bytes_at, world=1, samples=61, ranks=None):
-    """Ranks that tell their memory every ten seconds; `bytes_at` takes the rank and a time from 0 to 1."""
+    """Ranks that report their memory every ten seconds; `bytes_at` takes the rank and a time from 0 to 1."""
     state = RunState("ab12cd34", "train", world)
     for number in range(samples):
         for rank in range(world) if ranks is None else ranks:
@@ -67,7 +67,7 @@ def leak(rank, at):
     return GIB + at * 900 * MIB
 
 
-def test_memory_that_keeps_growing_is_told_with_its_rate():
+def test_memory_that_keeps_growing_is_reported_with_its_rate():
     finding = only(memory(look(used(lambda rank, at: leak(rank, at) if rank == 1 else GIB, world=3))))
 
     assert finding.message == "memory of rank 1 keeps growing: 1.1G to 1.7G in 10m 00s, 5.3G an hour"
@@ -77,7 +77,7 @@ def test_memory_that_keeps_growing_is_told_with_its_rate():
 
 
 @pytest.mark.parametrize(("world", "subjects"), [(3, ["rank 0", "rank 1", "rank 2"]), (4, ["ranks"])])
-def test_many_ranks_that_grow_are_told_together(world, subjects):
+def test_many_ranks_that_grow_are_reported_together(world, subjects):
     findings = memory(look(used(leak, world=world)))
 
     assert [finding.subject for finding in findings] == subjects
@@ -108,13 +108,13 @@ def test_memory_must_be_watched_for_long_enough(samples, found):
 @pytest.mark.parametrize(("growth_bytes", "found"), [(600 * MIB, 1), (601 * MIB, 0)])
 def test_the_growth_must_reach_its_limit(growth_bytes, found):
     limits = msgspec.structs.replace(DEFAULTS, memory=MemoryLimits(growth_bytes=growth_bytes))
-    # Between the medians of the first and the last third of 61 samples are 41 of 60 parts.
+    # The medians of the first and the last third of 61 samples are 41/60 of the time apart.
     state = used(lambda rank, at: GIB + at * 600.001 * MIB * 60 / 41)
 
     assert len(memory(look(state, limits=limits))) == found
 
 
-def test_an_hour_of_samples_is_judged_like_a_few_minutes():
+def test_an_hour_of_samples_is_evaluated_like_a_few_minutes():
     finding = only(memory(look(used(leak, samples=360))))
 
     assert finding.message == "memory of rank 0 keeps growing: 1.2G to 1.7G in 59m 50s, 903M an hour"
@@ -125,7 +125,7 @@ def test_growth_that_is_little_for_a_large_process_is_fine():
     assert memory(look(used(lambda rank, at: 100 * GIB + at * GIB))) == []
 
 
-def test_memory_of_a_rank_that_has_ended_is_no_trouble():
+def test_memory_of_a_rank_that_has_ended_is_ignored():
     state = used(leak)
     state.apply(wire.Bye(rank=0, seq=100, reason="exit", text="", mono_ns=1), state.now_ns)
 

@@ -8,7 +8,7 @@ from ddpwatch import wire
 from ddpwatch.core.alerts.model import Severity
 from ddpwatch.core.detectors.rank_failed import rank_failed
 from ddpwatch.core.detectors.rank_lost import rank_lost
-from ddpwatch.core.diagnosis.early_exit import blame_to_come
+from ddpwatch.core.diagnosis.early_exit import root_cause_pending
 from ddpwatch.core.diagnosis.outcome import outcome_of
 from ddpwatch.core.limits import RankFailedLimits, UnevenBatchLimits
 from ddpwatch.core.monitor import Monitor
@@ -21,8 +21,8 @@ from tests.builders.synthetic_run import SECOND, look, make_run, only, train
 
 
 def left_and_lost(world=2, code_s=1.5, code=3, victims=1, others_s=0.0):
-    """As it comes in: the last rank says goodbye, the first ones lose their connections half a second later, and then
-    its process ends with a code, or is never seen to. Judged ten times a second, for eight seconds.
+    """The last rank says goodbye, the first ones lose their connections half a second later, and then its process ends
+    with an exit code, or its end is never observed. Evaluated ten times a second, for eight seconds.
     """
     state = make_run({rank: train(0, 90) for rank in range(world)}, world=world, now_ns=SECOND)
     monitor, last = Monitor(state), world - 1
@@ -48,7 +48,7 @@ def left_and_lost(world=2, code_s=1.5, code=3, victims=1, others_s=0.0):
 
 @pytest.mark.parametrize(("world", "victims", "others_s"), [(2, 1, 0.0), (4, 3, 0.0), (4, 1, 0.7), (4, 1, 3.0)])
 @pytest.mark.parametrize("code_s", [0.3, 0.6, 1.5, 5])
-def test_who_leaves_with_an_exit_code_is_blamed_and_never_who_lost_the_connection_to_it(
+def test_a_rank_that_leaves_with_an_exit_code_is_blamed_and_never_the_ranks_that_lose_it(
     world, victims, others_s, code_s
 ):
     monitor = left_and_lost(world, code_s, 3, victims, others_s)
@@ -61,7 +61,7 @@ def test_who_leaves_with_an_exit_code_is_blamed_and_never_who_lost_the_connectio
 
 
 @pytest.mark.parametrize(("code", "how"), [(0, " with exit code 0"), (None, "")])
-def test_who_leaves_in_order_in_the_middle_of_its_data_is_named_and_not_said_to_have_failed(code, how):
+def test_a_rank_that_leaves_in_order_in_the_middle_of_its_data_is_named_but_has_not_failed(code, how):
     monitor = left_and_lost(code=code)
 
     assert criticals(monitor) == [("opened", "rank-failed", (1,))]
@@ -73,7 +73,7 @@ def test_who_leaves_in_order_in_the_middle_of_its_data_is_named_and_not_said_to_
     )
 
 
-def test_who_complains_later_has_lost_the_one_that_left_and_not_the_first_that_complained():
+def test_a_later_complaint_is_about_the_rank_that_left_and_not_about_the_first_complaint():
     monitor = left_and_lost(4, 1.5, 0, victims=1, others_s=0.7)
 
     assert criticals(monitor) == [("opened", "rank-failed", (3,))]
@@ -86,12 +86,12 @@ def test_who_complains_later_has_lost_the_one_that_left_and_not_the_first_that_c
 def test_the_end_of_a_run_waits_for_how_one_ended_that_another_complains_of():
     monitor = left_and_lost(code=None)
     state = monitor.state
-    assert not blame_to_come(state), "it was waited for long enough"
+    assert not root_cause_pending(state), "it was waited for long enough"
 
     state.now_ns = (state.ranks[1].bye_ns or 0) + UnevenBatchLimits.EXIT_CODE_NS - 1
-    assert blame_to_come(state)
+    assert root_cause_pending(state)
     state.apply(wire.Gone(rank=1, seq=0), state.now_ns)
-    assert not blame_to_come(state)
+    assert not root_cause_pending(state)
 
 
 def test_a_complaint_is_critical_after_a_moment_while_the_others_live():
@@ -108,7 +108,7 @@ def test_a_complaint_is_critical_after_a_moment_while_the_others_live():
 
 
 def test_an_exit_with_a_code_in_the_middle_of_the_data_opens_one_critical_alert():
-    """As it comes in: goodbye, the others wait, they lose their connections, and the launcher tells the exit code."""
+    """Goodbye, the others wait, they lose their connections, and the launcher reports the exit code."""
     state = make_run({rank: train(0, 90) for rank in range(3)}, world=3, now_ns=SECOND)
     monitor = Monitor(state)
     for rank in range(3):
@@ -136,7 +136,7 @@ def test_an_exit_with_a_code_in_the_middle_of_the_data_opens_one_critical_alert(
     ]
 
 
-def test_a_failed_rank_is_told_with_its_exception():
+def test_a_failed_rank_is_reported_with_its_exception():
     finding = only(rank_failed(look(fail(beating({}), 1, "ValueError: no such class 12\n  File train.py"))))
 
     assert finding.message == "rank 1 was ended by ValueError: no such class 12 · File train.py"
@@ -174,7 +174,7 @@ PEER_ERRORS = [
 
 @pytest.mark.parametrize("text", PEER_ERRORS, ids=lambda text: text[:40])
 @pytest.mark.parametrize("later_s", [0.02, 1, 1800])
-def test_ranks_that_fail_because_another_was_lost_are_its_consequence(text, later_s):
+def test_ranks_that_fail_because_another_was_lost_are_secondary(text, later_s):
     state = beating({1: 80.0}, now_s=80.1)
     state.apply(wire.Gone(rank=1, seq=0), int(81.5 * SECOND))
     for rank in (0, 2, 3):
@@ -190,7 +190,7 @@ def test_ranks_that_fail_because_another_was_lost_are_its_consequence(text, late
 
 @pytest.mark.parametrize("text", ["ValueError: no such class 12", "torch.OutOfMemoryError: CUDA out of memory.", ""])
 def test_what_is_no_complaint_of_a_peer_ends_a_rank_by_itself(text):
-    """It is the first even where the complaints of the others were heard a little earlier."""
+    """It is the first failure even if the complaints of the others arrived a little earlier."""
     state = beating({})
     for rank, words, at_s in ((0, CLOSED, 100.0), (3, CLOSED, 100.1), (1, text, 100.2)):
         state = fail(state, rank, words, at_s=at_s)
@@ -201,7 +201,7 @@ def test_what_is_no_complaint_of_a_peer_ends_a_rank_by_itself(text):
     assert after.message == "ranks 0, 3 failed after rank 1 failed, because of it: connection lost"
 
 
-def test_a_failure_is_not_told_before_the_rank_that_may_have_caused_it_was_heard():
+def test_a_failure_is_not_reported_before_the_rank_that_may_have_caused_it_was_heard():
     state = beating({1: 99.9}, now_s=100)
     for rank in (0, 2, 3):
         state.apply(wire.Bye(rank=rank, seq=5, reason="failed", text=CLOSED, mono_ns=1), state.now_ns)
@@ -219,7 +219,7 @@ def test_one_rank_that_complains_of_a_peer_while_all_others_live_is_critical():
     assert "another rank" in finding.advice
 
 
-def test_a_failure_clearly_after_another_is_told_as_such():
+def test_a_failure_clearly_after_another_is_secondary():
     state = fail(fail(beating({}, now_s=100), 1, "ValueError: bad", at_s=100), 3, "KeyError: 7", at_s=101)
     first, after = rank_failed(look(state))
 
@@ -227,7 +227,7 @@ def test_a_failure_clearly_after_another_is_told_as_such():
     assert after.message == "rank 3 failed after rank 1 failed"
 
 
-def test_all_ranks_that_fail_alike_at_once_are_told_each():
+def test_ranks_that_fail_alike_at_once_are_each_reported():
     state = beating({})
     for rank in range(4):
         state = fail(state, rank, "FileNotFoundError: train.csv", at_s=100 + rank / 20)
@@ -255,7 +255,7 @@ def test_a_rank_that_ended_in_order_has_not_failed(reason):
     assert rank_failed(look(state)) == []
 
 
-def test_an_interrupt_from_the_keyboard_is_one_alert_about_all_whom_it_reached():
+def test_a_keyboard_interrupt_is_one_alert_about_all_ranks():
     state = beating({})
     monitor = Monitor(state)
     words = "KeyboardInterrupt\n/home/me/train.py:88 in fit"
@@ -273,7 +273,7 @@ def test_an_interrupt_from_the_keyboard_is_one_alert_about_all_whom_it_reached()
     assert began == "ranks 0-2 were interrupted from the keyboard; rank 3 after them"
 
 
-def test_an_interrupt_that_followed_the_failure_of_another_is_its_consequence():
+def test_an_interrupt_that_followed_the_failure_of_another_is_secondary():
     state = fail(beating({}), 1, "ValueError: bad", at_s=100)
     for rank in (0, 2, 3):
         state = fail(state, rank, "KeyboardInterrupt", at_s=101)
@@ -291,7 +291,7 @@ def test_a_rank_that_left_with_an_exit_code_has_failed():
     assert finding.message == "rank 1 was ended by its exit code 3, without an exception: sys.exit"
 
 
-def test_a_goodbye_that_was_announced_and_never_came_is_taken_as_said():
+def test_an_announced_goodbye_that_never_arrived_counts():
     state = beating(dict.fromkeys(range(4), 99.9), now_s=100)
     note = wire.Note(
         rank=2, seq=5, kind=wire.FAILING, text="ValueError: bad\n/home/me/train.py:9 in fit", step=90, mono_ns=1
@@ -304,7 +304,7 @@ def test_a_goodbye_that_was_announced_and_never_came_is_taken_as_said():
 
 
 def test_a_rank_that_has_just_fallen_silent_is_named_with_those_that_lost_their_connections():
-    """Its node was killed: the others fail at once, and its own silence is too short yet to be called a loss."""
+    """Its node was killed: the others fail at once, and it is not silent for long enough to be lost."""
     state = beating({2: 97.5}, world=3, hosts=("node1", "node2", "node3"))
     for rank in (0, 1):
         bye = wire.Bye(rank=rank, seq=5, reason="failed", text="Connection reset by peer", mono_ns=1)
@@ -325,7 +325,7 @@ def test_a_rank_that_has_just_fallen_silent_is_named_with_those_that_lost_their_
 
 @pytest.mark.parametrize("ago_ns", [0, 1])
 def test_ranks_that_gave_up_on_a_silent_rank_have_one_alert_also_when_it_dies_at_last(ago_ns):
-    """A launcher kills it half a minute later; whether that is seen as it happens or not."""
+    """A launcher kills it half a minute later, observed or not."""
     monitor = Monitor(failed(one_missing(heard_s={2: NOW_S - 20}), {0: GLOO, 1: GLOO, 3: GLOO}))
     monitor.evaluate_now()
     monitor.state.tick(monitor.state.now_ns + 35 * SECOND)
@@ -348,7 +348,7 @@ def test_a_connection_that_is_lost_because_others_gave_up_waiting_is_no_failure_
     )
 
 
-def test_connections_lost_after_a_rank_has_ended_in_order_are_told_as_such():
+def test_connections_lost_after_a_rank_has_ended_in_order_name_that_rank():
     state = one_missing(world=3)
     state.apply(wire.Bye(rank=2, seq=6, reason="exit", text="", mono_ns=1), state.now_ns)
     failed(state, {0: PEER, 1: PEER})
@@ -359,7 +359,7 @@ def test_connections_lost_after_a_rank_has_ended_in_order_are_told_as_such():
     assert "sys.exit" in finding.advice
 
 
-def test_whom_nobody_has_seen_to_be_missing_the_note_on_who_gave_up_does_not_say_is_named():
+def test_ranks_that_timed_out_are_not_sent_to_a_culprit_that_is_unknown():
     state = halted({0: make_group(42, size=2), 1: make_group(42, size=2)})
 
     assert "names" not in only(rank_failed(look(failed(state, {0: GLOO, 1: GLOO})))).advice

@@ -27,14 +27,14 @@ def test_a_rank_whose_process_has_ended_is_critical_at_once():
     assert "dmesg" in finding.advice
 
 
-def test_a_rank_may_have_done_more_than_was_heard_of_it_and_the_others_tell_how_far_the_job_got():
+def test_the_last_step_heard_is_reported_with_the_step_of_the_others():
     state = end(beating({1: 99.9}), 1)
     state.ranks[0].apply_beat(make_beat(0, step=97, mono_ns=state.now_ns + 1), state.now_ns)
 
     assert only(rank_lost(look(state))).message.endswith("last heard in step 90, the others in step 97")
 
 
-def test_a_kill_for_want_of_memory_is_told():
+def test_a_kill_for_want_of_memory_is_reported():
     state = make_run({rank: train() for rank in range(2)}, world=2)
     state.apply(wire.Gone(rank=1, seq=0, oom_kills=1), state.now_ns)
     finding = only(rank_lost(look(outlived(state))))
@@ -52,7 +52,7 @@ def test_a_rank_that_ends_before_it_is_heard_is_lost_too():
     )
 
 
-def test_a_rank_of_which_nothing_was_heard_follows_nobody():
+def test_a_rank_that_was_never_heard_is_no_secondary_failure():
     state = make_run({rank: train() for rank in range(3)}, world=4, now_ns=SECOND)
     first, second = rank_lost(look(end(end(state, 1), 3)))
 
@@ -83,14 +83,14 @@ def test_the_limit_of_silence_can_be_moved():
 
 
 @pytest.mark.parametrize("world", [1, 4])
-def test_when_nobody_is_heard_it_is_the_viewer_that_is_cut_off(world):
+def test_when_no_rank_is_heard_the_viewer_is_cut_off(world):
     finding = only(rank_lost(look(beating(dict.fromkeys(range(world), 80), world=world, now_s=100))))
 
     assert finding.message.startswith("nothing is heard of any rank for 20s: the viewer cannot reach 1 host")
     assert (finding.severity, finding.subject) == (Severity.WARNING, "job")
 
 
-def test_ranks_that_are_killed_after_the_first_are_its_consequence():
+def test_ranks_that_are_killed_after_the_first_are_secondary():
     first, after = rank_lost(look(end(beating({1: 80, 0: 82, 2: 82.1, 3: 82.2}, now_s=83), 0, 1, 2, 3)))
 
     assert first.subject == "rank 1"
@@ -99,7 +99,7 @@ def test_ranks_that_are_killed_after_the_first_are_its_consequence():
     assert (after.severity, after.subject, after.ranks) == (Severity.INFO, "after", (0, 2, 3))
 
 
-def test_ranks_that_are_killed_after_one_failed_are_its_consequence():
+def test_ranks_that_are_killed_after_one_failed_are_secondary():
     state = fail(beating({1: 80, 0: 82, 2: 82, 3: 82}, now_s=100), 1, at_s=80)
     finding = only(rank_lost(look(end(state, 0, 2))))
 
@@ -107,8 +107,8 @@ def test_ranks_that_are_killed_after_one_failed_are_its_consequence():
     assert finding.severity is Severity.INFO
 
 
-def test_a_rank_that_ends_as_another_fails_with_an_error_of_its_own_is_its_consequence():
-    """A launcher ends the others so soon that their last sign of life may be older than the goodbye."""
+def test_a_rank_that_ends_as_another_fails_with_an_error_of_its_own_is_secondary():
+    """A launcher ends the others so soon that their last heartbeat may be older than the goodbye."""
     state = end(fail(beating({1: 99.8, 0: 99.8}, now_s=100), 1), 0)
 
     assert only(rank_failed(look(state))).ranks == (1,)
@@ -116,7 +116,7 @@ def test_a_rank_that_ends_as_another_fails_with_an_error_of_its_own_is_its_conse
 
 
 @pytest.mark.parametrize(("later_s", "consequence"), [(0.3, True), (60, True), (61, False)])
-def test_a_consequence_comes_clearly_later_and_within_a_minute(later_s, consequence):
+def test_a_secondary_failure_comes_clearly_later_and_within_a_minute(later_s, consequence):
     findings = rank_lost(look(end(beating({1: 20, 0: 20 + later_s}, now_s=100), 0, 1)))
 
     assert [finding.subject for finding in findings] == (["rank 1", "after"] if consequence else ["rank 1", "rank 0"])
@@ -133,7 +133,7 @@ def test_of_ranks_that_end_too_close_together_none_is_called_the_first(later_s):
     assert "killed one and the others went with it" in finding.advice
 
 
-def test_an_end_is_told_when_no_rank_that_may_have_ended_before_it_is_left():
+def test_an_end_is_reported_once_every_other_rank_has_outlived_it_or_ended():
     state = beating({1: 99.9, 2: 99.95}, now_s=100)
     state.apply(wire.Gone(rank=1, seq=0), state.now_ns)
     state.apply(make_beat(0, seq=9, step=90), state.now_ns + RankLostLimits.PROOF_NS)
@@ -145,7 +145,7 @@ def test_an_end_is_told_when_no_rank_that_may_have_ended_before_it_is_left():
     assert only(rank_lost(look(state))).ranks == (1,), "rank 2 is silent, which takes longer to tell"
 
 
-def test_a_rank_that_was_killed_before_others_failed_is_not_their_consequence():
+def test_a_rank_that_was_killed_before_others_failed_is_not_their_secondary_failure():
     state = fail(end(beating({1: 80.0, 0: 80.1}, now_s=81), 1), 0)
 
     assert only(rank_lost(look(state))).severity is Severity.CRITICAL
@@ -160,7 +160,7 @@ def test_a_host_that_is_gone_as_a_whole_is_named(how):
     assert (finding.subject, finding.ranks) == ("host node-b", (2, 3))
 
 
-def test_a_host_whose_loss_ended_all_others_is_told_and_not_a_viewer_that_is_cut_off():
+def test_a_lost_host_that_ended_all_other_ranks_is_no_viewer_that_is_cut_off():
     state = beating({2: 90, 3: 90}, hosts=["node-a", "node-a", "node-b", "node-b"])
     for rank in (0, 1):
         text = "RuntimeError: Connection closed by peer [10.99.0.2]:4711"
@@ -172,7 +172,7 @@ def test_a_host_whose_loss_ended_all_others_is_told_and_not_a_viewer_that_is_cut
     assert finding.ranks == (2, 3)
 
 
-def test_the_first_rank_of_a_host_that_is_gone_is_not_told_before_the_others_can_be():
+def test_the_first_silent_rank_of_a_host_waits_for_the_others():
     hosts = ["node-a", "node-a", "node-b", "node-b"]
 
     assert rank_lost(look(beating({2: 94.9, 3: 95.1}, hosts=hosts))) == []
@@ -180,7 +180,7 @@ def test_the_first_rank_of_a_host_that_is_gone_is_not_told_before_the_others_can
     assert only(rank_lost(look(beating({2: 94.0, 3: 97.0}, hosts=hosts)))).subject == "rank 2"
 
 
-def test_part_of_a_host_is_told_by_rank():
+def test_part_of_a_host_is_reported_by_rank():
     state = end(beating({2: 20}, hosts=["node-a", "node-b", "node-b", "node-b"]), 1, 2)
 
     assert [finding.subject for finding in rank_lost(look(state))] == ["rank 2", "rank 1"]
@@ -217,8 +217,8 @@ def test_a_rank_that_was_lost_to_sight_closes_its_alert_when_it_is_heard_again()
 @pytest.mark.parametrize(
     ("code", "words"), [(-9, "was killed (SIGKILL)"), (-11, "crashed (SIGSEGV)"), (7, "ended with exit code 7")]
 )
-def test_one_that_went_by_itself_is_told_and_those_that_were_asked_to_end_followed_it(code, words):
-    """Rank 3 was heard before rank 1 for the last time, which says nothing."""
+def test_ranks_that_were_asked_to_end_are_secondary_to_the_one_that_was_not(code, words):
+    """The last heartbeat of rank 3 is older than that of rank 1, which proves nothing."""
     state = ended_with(beating({0: 99.9, 1: 99.9, 2: 99.9, 3: 99.7}, now_s=100), {0: -15, 1: code, 2: -15, 3: -15})
     first, after = rank_lost(look(state))
 
@@ -226,7 +226,7 @@ def test_one_that_went_by_itself_is_told_and_those_that_were_asked_to_end_follow
     assert (first.ranks, after.ranks, after.message) == ((1,), (0, 2, 3), "ranks 0, 2-3 ended after rank 1")
 
 
-def test_two_that_were_killed_at_once_are_both_told_and_what_follows_is_said_to_follow_both():
+def test_two_ranks_killed_at_once_are_both_causes_of_what_follows():
     state = ended_with(beating(dict.fromkeys(range(3), 99.9), world=3, now_s=100), {0: -9, 1: -15, 2: -9})
     first, after = rank_lost(look(state))
 
@@ -235,7 +235,7 @@ def test_two_that_were_killed_at_once_are_both_told_and_what_follows_is_said_to_
     assert "what ended ranks 0, 2" in after.advice
 
 
-def test_without_an_order_nobody_is_made_the_cause_of_what_followed():
+def test_ends_without_an_order_have_no_single_cause():
     state = fail(end(beating({1: 99.8, 3: 99.9}, now_s=100), 1, 3), 0, "RuntimeError: Connection closed by peer")
     (lost,), (after,) = rank_lost(look(state)), rank_failed(look(state))
 
@@ -252,7 +252,7 @@ def test_ends_that_were_seen_as_they_happened_have_an_order():
     assert (first.ranks, after.ranks) == ((1,), (0,))
 
 
-def test_all_that_were_asked_to_end_at_once_are_told_together():
+def test_ranks_that_were_asked_to_end_at_once_are_one_finding():
     state = ended_with(beating(dict.fromkeys(range(3), 99.9), world=3, now_s=100), dict.fromkeys(range(3), -15))
 
     finding = only(rank_lost(look(state)))
@@ -263,7 +263,7 @@ def test_all_that_were_asked_to_end_at_once_are_told_together():
 
 
 def ended_one_after_another(ends, hosts=("node-a",) * 4):
-    """Ranks whose ends were seen as they happened: by rank, milliseconds before now, and the exit code."""
+    """Ranks whose ends were observed: by rank, milliseconds before now, and the exit code."""
     state = beating(dict.fromkeys(range(4), 90), now_s=100, hosts=hosts)
     for rank, (ago_ms, code) in ends.items():
         state.apply(wire.Gone(rank=rank, seq=0, exit_code=code, ago_ns=ago_ms * 1_000_000), state.now_ns)
@@ -271,15 +271,15 @@ def ended_one_after_another(ends, hosts=("node-a",) * 4):
 
 
 @pytest.mark.parametrize("agos_ms", [(90, 60, 30, 1), (900, 890, 880, 100), (3000, 2200, 1400, 600)])
-def test_of_those_that_one_signal_has_ended_one_after_another_nobody_began_it(agos_ms):
-    """However far apart they are together, while each comes shortly after another."""
+def test_one_signal_that_ends_ranks_one_after_another_has_no_first_failure(agos_ms):
+    """However long it takes in all, if each ends shortly after another."""
     state = ended_one_after_another({rank: (ago_ms, -15) for rank, ago_ms in zip((1, 0, 3, 2), agos_ms, strict=True)})
 
     assert only(rank_lost(look(state))).ranks == (0, 1, 2, 3)
     assert root_cause_text(outcome_of(state, ())) == "ranks 0-3 were ended (SIGTERM)"
 
 
-def test_nor_where_the_signal_came_to_several_hosts():
+def test_one_signal_to_several_hosts_has_no_first_failure():
     ends = {0: (700, -15), 1: (660, -15), 2: (110, -15), 3: (60, -15)}
     state = ended_one_after_another(ends, hosts=("node-a", "node-a", "node-b", "node-b"))
 
@@ -296,14 +296,14 @@ def test_nor_where_the_signal_came_to_several_hosts():
         ((130, -1), "rank 2 was ended (SIGHUP); ranks 0-1, 3 after it"),
     ],
 )
-def test_one_that_ended_otherwise_or_long_before_the_others_has_begun_it(first, reported):
-    """The launcher ends the others one after another, and may have been quicker than what was seen of the first."""
+def test_a_rank_that_ended_otherwise_or_long_before_is_the_first_failure(first, reported):
+    """The launcher ends the others one after another, possibly before the first end is observed."""
     state = ended_one_after_another({2: first, 0: (90, -15), 1: (55, -15), 3: (20, -15)})
 
     assert root_cause_text(outcome_of(state, ())) == reported
 
 
-def test_where_one_has_lost_its_connection_the_first_that_was_ended_has_begun_it():
+def test_with_a_lost_connection_the_first_rank_ended_by_the_signal_is_the_first_failure():
     state = ended_one_after_another({1: (130, -15), 3: (20, -15)})
     for rank in (0, 2):
         state = fail(state, rank, CLOSED, at_s=99.95)
@@ -314,8 +314,8 @@ def test_where_one_has_lost_its_connection_the_first_that_was_ended_has_begun_it
 LAUNCHER = "W1117 14:38:19.8 17639 torch/distributed/elastic/agent/server/api.py:753] Received 15 death signal"
 
 
-def test_where_the_launchers_log_says_that_it_was_told_to_end_that_is_what_is_told():
-    """The line may be read after the ends were told."""
+def test_a_signal_in_the_launchers_log_is_what_is_reported():
+    """The line may be read after the ends were reported."""
     state = ended_with(beating(dict.fromkeys(range(2), 99.9), world=2, now_s=100), dict.fromkeys(range(2), -15))
     monitor = Monitor(state)
     monitor.evaluate_now()

@@ -14,7 +14,7 @@ from tests.builders.synthetic_run import look, make_run, only, train
 
 
 def batches(print_of, world=4, count=50):
-    """Ranks that take a fingerprint in every 8th step."""
+    """Ranks with a fingerprint in every 8th step."""
     run = {
         rank: [make_step(i, fingerprint=0 if i % 8 else print_of(rank, i)) for i in range(10, 10 + count)]
         for rank in range(world)
@@ -26,7 +26,7 @@ def own(rank, index):
     return 1000 * index + rank
 
 
-def test_ranks_that_all_have_the_same_batches_are_told():
+def test_ranks_that_all_have_the_same_batches_are_reported():
     finding = only(same_data(look(batches(lambda rank, index: index))))
 
     assert finding.message == "all ranks train on the same samples: equal batches in 6 of 6 steps looked at"
@@ -65,7 +65,7 @@ def test_a_rank_without_fingerprints_proves_nothing():
 
 
 def test_batches_that_never_change_are_a_suspicion_only():
-    """A mask that comes first in the batch, or a benchmark on one made-up batch."""
+    """A mask that is first in the batch, or a benchmark on one synthetic batch."""
     assert not only(same_data(look(batches(lambda rank, index: 7)))).proven
 
 
@@ -91,7 +91,7 @@ def healthy(world=2, **hello):
     return make_run({rank: train() for rank in range(world)}, **hello)
 
 
-def test_a_sampler_that_is_never_told_the_epoch_is_found():
+def test_a_sampler_without_set_epoch_is_found():
     finding = only(same_data(look(loaders(healthy(), (0, 0, 0), (20, 1, 0), (40, 2, 0)))))
 
     assert finding.message == "set_epoch was never called: every epoch has the same order (seen in 3 passes)"
@@ -100,7 +100,7 @@ def test_a_sampler_that_is_never_told_the_epoch_is_found():
     assert finding.ranks == ()
 
 
-def test_a_rank_that_is_never_told_the_epoch_is_named_when_others_are():
+def test_a_rank_without_set_epoch_is_named_when_the_others_have_it():
     state = loaders(healthy(), (0, 0, 0), (20, 1, 0), ranks=[1])
 
     assert only(same_data(look(loaders(state, (0, 0, 0), (20, 1, 1), ranks=[0])))).ranks == (1,)
@@ -127,7 +127,7 @@ def test_a_rank_that_is_never_told_the_epoch_is_named_when_others_are():
         "not shuffled",
     ],
 )
-def test_a_sampler_that_is_told_or_need_not_be_is_fine(passes, fields):
+def test_a_sampler_with_set_epoch_or_without_need_of_it_is_fine(passes, fields):
     assert same_data(look(loaders(healthy(), *passes, **fields))) == []
 
 
@@ -140,7 +140,7 @@ def test_another_loader_of_the_script_does_not_hide_the_one_in_use():
 PLAIN_SAMPLER = {"sampler": "RandomSampler", "distributed": False, "replicas": 0}
 
 
-def test_a_sampler_that_is_not_distributed_is_worth_a_word():
+def test_a_sampler_that_is_not_distributed_is_an_info():
     finding = only(same_data(look(loaders(healthy(), (0, 0, -1), **PLAIN_SAMPLER))))
 
     assert finding.message.startswith("sampler RandomSampler is not distributed")
@@ -161,7 +161,7 @@ def test_a_sampler_that_may_be_right_is_not_mentioned(state, changed):
     assert same_data(look(loaders(state, (0, 0, -1), **{**PLAIN_SAMPLER, **changed}))) == []
 
 
-def test_equal_batches_make_the_word_on_the_sampler_needless():
+def test_equal_batches_make_the_info_on_the_sampler_needless():
     state = loaders(batches(lambda rank, index: index), (0, 0, -1), **PLAIN_SAMPLER)
 
     assert only(same_data(look(state))).subject == "batches"

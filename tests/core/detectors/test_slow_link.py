@@ -11,7 +11,7 @@ from ddpwatch.core.detectors.slowdown import slowdown
 from tests.builders.synthetic_run import look, make_run, only, remember, run_of, train
 
 
-def test_a_wire_slower_than_before_is_told_in_milliseconds():
+def test_a_wire_slower_than_before_is_reported_in_milliseconds():
     history = remember(*[run_of(sync=2, comm_bytes=98 << 20)] * 4)
     finding = only(slow_link(look(run_of(sync=6, comm_bytes=98 << 20), history)))
 
@@ -52,7 +52,7 @@ def test_the_wire_must_reach_its_factor(sync_ns, found):
     assert len(slow_link(look(run_of(sync_ns=sync_ns), history))) == found
 
 
-def test_a_slower_wire_that_hardly_matters_is_not_told():
+def test_a_slower_wire_that_hardly_matters_is_not_reported():
     history = remember(*[run_of(sync_ns=100_000)] * 4)
 
     assert slow_link(look(run_of(sync_ns=400_000), history)) == []

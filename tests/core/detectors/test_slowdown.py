@@ -7,12 +7,13 @@ import pytest
 from ddpwatch.core.detectors.slowdown import slowdown
 from ddpwatch.core.monitor import Monitor
 from ddpwatch.core.state.run import RunState
-from ddpwatch.simulator.scenario import Fault, Scenario, frames
+from ddpwatch.simulator.scenario import Fault, Scenario
+from tests.builders.scenario_frames import frames
 from tests.builders.synthetic_run import look, make_run, only, remember, run_of, train
 
 
 def watched(**scenario):
-    """The rules that have fired on a made-up run."""
+    """Rules that have fired on a synthetic run."""
     made = Scenario(**scenario)
     monitor = Monitor(RunState("ab12cd34", "train", made.world_size))
     for frame in frames(made):
@@ -21,7 +22,7 @@ def watched(**scenario):
     return {key[0] for key in monitor.book.open} | {alert.key[0] for alert in monitor.book.closed}
 
 
-def test_a_job_slower_than_before_is_told_by_how_much():
+def test_a_job_slower_than_before_is_reported_by_how_much():
     history = remember(*[run_of(backward=16)] * 4)
     finding = only(slowdown(look(run_of(backward=22), history)))
 
@@ -46,7 +47,7 @@ def test_slow_ranks_up_to_half_of_them_are_no_slowdown_of_the_job(world):
     assert slowdown(look(make_run({rank: train(**late[rank]) for rank in range(world)}), history)) == []
 
 
-def test_a_slower_wire_that_slows_the_job_is_told_as_such():
+def test_a_slowdown_by_the_wire_says_so():
     finding = only(slowdown(look(run_of(sync=12), remember(*[run_of(sync=2)] * 4))))
 
     assert "slow-link" in finding.advice
@@ -66,7 +67,7 @@ def test_a_job_that_was_never_steady_is_a_suspicion_only():
     assert not only(slowdown(look(run_of(backward=24), history))).proven
 
 
-def test_a_job_that_becomes_faster_or_stays_is_not_told():
+def test_a_job_that_becomes_faster_or_stays_is_not_reported():
     history = remember(*[run_of(backward=16)] * 4)
 
     assert slowdown(look(run_of(backward=8), history)) == []
@@ -84,7 +85,7 @@ def test_a_slowdown_of_all_ranks_is_found_in_a_noisy_run():
 
 
 def test_some_seconds_of_load_on_all_ranks_are_no_slowdown_and_no_slow_link():
-    """Steps of 10 ms, and the machine busy with something else for 10 s of 40."""
+    """Steps of 10 ms, on a machine that is busy with something else for 10 s of 40."""
     load = Fault(ranks=(0, 1), phase="forward", size=1.0, onset=2500, burst=(500, 10**6))
 
     assert not watched(world_size=2, steps=4000, step_ms=10, faults=(load,)) & {"slow-link", "slowdown"}

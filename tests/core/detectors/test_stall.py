@@ -44,7 +44,7 @@ def test_the_missing_rank_is_named_with_the_operation_the_wait_and_what_it_does(
     assert finding.detail == ""
 
 
-def test_where_the_missing_rank_is_stuck_is_told_once_its_stack_has_come():
+def test_the_place_of_the_missing_rank_is_reported_once_its_stack_has_arrived():
     state = one_missing()
     state.apply(make_stack(2, *SLEEPS), state.now_ns)
     finding = only(stall(look(state)))
@@ -70,7 +70,7 @@ def test_a_group_beside_the_jobs_own_is_named():
     assert "all_reduce #7 (4.0M) of group side" in finding.message
 
 
-def test_the_silence_of_the_missing_rank_is_told_with_its_seconds():
+def test_the_silence_of_the_missing_rank_is_reported_with_its_seconds():
     finding = only(stall(look(one_missing(heard_s={2: NOW_S - 7}))))
 
     assert finding.message.endswith("rank 2 is not heard for 7.0 s, was in data when last heard")
@@ -86,7 +86,7 @@ def test_the_silence_of_the_missing_rank_is_told_with_its_seconds():
         ("nonsense", "was in data when last heard; "),
     ],
 )
-def test_what_holds_the_process_of_a_silent_rank_is_told(by, reported):
+def test_what_holds_the_process_of_a_silent_rank_is_reported(by, reported):
     state = one_missing(heard_s={2: NOW_S - 7})
     state.apply(wire.Held(rank=2, seq=0, by=by), state.now_ns)
     finding = only(stall(look(state)))
@@ -95,7 +95,7 @@ def test_what_holds_the_process_of_a_silent_rank_is_told(by, reported):
     assert ("kill -CONT" in finding.advice) == (by != "nonsense")
 
 
-def test_a_rank_that_is_not_heard_though_its_process_may_run_is_said_to_hold_pythons_lock():
+def test_a_silent_rank_whose_process_may_run_holds_the_gil():
     state = one_missing(heard_s={2: NOW_S - 7})
     state.apply(wire.Held(rank=2, seq=0, by="nothing"), state.now_ns)
     finding = only(stall(look(state)))
@@ -108,7 +108,7 @@ def test_a_rank_that_is_not_heard_though_its_process_may_run_is_said_to_hold_pyt
     ("silent_s", "by", "reported"), [(1.1, "nothing", False), (2.1, "nothing", True), (1.1, "signal", True)]
 )
 def test_a_moment_of_silence_does_not_replace_what_is_known_of_a_rank(silent_s, by, reported):
-    """It sleeps in a function, and is ended: that it is no longer heard comes before its end does."""
+    """It sleeps in a function and is ended: missed heartbeats are noticed before its end."""
     state = one_missing(heard_s={2: NOW_S - silent_s})
     state.apply(make_stack(2, *SLEEPS), state.now_ns)
     state.apply(wire.Held(rank=2, seq=0, by=by), state.now_ns)
@@ -123,7 +123,7 @@ TWO_HOSTS = ("node-a", "node-a", "node-b", "node-b")
 
 
 @pytest.mark.parametrize("joined", [41, 42])
-def test_a_host_whose_ranks_have_all_fallen_silent_is_told_as_gone_or_not_reachable(joined):
+def test_a_host_whose_ranks_have_all_fallen_silent_is_reported_as_gone_or_not_reachable(joined):
     groups = {0: make_group(42, 12), 1: make_group(42, 12), 2: make_group(41), 3: make_group(joined)}
     state = halted(groups, heard_s={2: NOW_S - 8, 3: NOW_S - 7}, hosts=TWO_HOSTS)
     finding = only(stall(look(state)))
@@ -145,7 +145,7 @@ def test_of_a_host_with_a_single_rank_it_may_be_the_rank_that_is_stopped():
 @pytest.mark.parametrize(
     "heard_s", [{2: NOW_S - 7}, dict.fromkeys(range(4), NOW_S - 7)], ids=["the other rank of the host", "nobody"]
 )
-def test_a_host_is_not_told_as_gone_while_another_rank_of_it_is_heard_or_while_nobody_is(heard_s):
+def test_a_host_is_not_gone_while_another_of_its_ranks_is_heard_or_no_rank_is(heard_s):
     assert "gone or not reachable" not in only(stall(look(one_missing(heard_s=heard_s, hosts=TWO_HOSTS)))).message
 
 
@@ -156,7 +156,7 @@ def test_a_process_that_can_be_seen_is_on_a_host_that_can_be_reached():
     assert only(stall(look(state))).message.endswith("its process was stopped by a signal")
 
 
-def test_a_silent_rank_that_others_wait_for_is_told_once():
+def test_a_silent_rank_that_others_wait_for_is_reported_once():
     state = one_missing(heard_s={2: NOW_S - 7})
 
     assert only(stall(look(state))).ranks == (2,)
@@ -173,7 +173,7 @@ def test_a_rank_that_was_stopped_before_the_viewer_came_is_silent_and_not_missin
     assert state.condition(state.ranks[3]) == "silent"
 
 
-def test_a_stack_of_another_phase_is_not_told_beside_the_phase_of_now():
+def test_a_stack_of_another_phase_is_not_shown():
     state = one_missing()
     state.apply(make_stack(2, *SLEEPS, phase=SYNC), state.now_ns)
     assert only(stall(look(state))).message.endswith("rank 2 is in data for 13s")
@@ -188,13 +188,13 @@ def test_the_number_of_an_operation_is_written_in_one_piece():
     assert "all_reduce #1206 (4.0M)" in only(stall(look(halted(groups)))).message
 
 
-def test_an_announced_pause_of_one_of_the_missing_is_told():
+def test_an_announced_pause_of_one_of_the_missing_is_reported():
     state = halted({0: make_group(42, 9), 1: make_group(41), 2: make_group(41)}, r1={"pause": "checkpoint"})
 
     assert "rank 1 is in data for 13s (paused: checkpoint)" in only(stall(look(state))).message
 
 
-def test_a_collective_of_which_nothing_is_recorded_is_still_told():
+def test_a_collective_of_which_nothing_is_recorded_is_still_reported():
     unrecorded = {rank: make_group(42 - (rank == 1), completed=None, size=2) for rank in range(2)}
     finding = only(stall(look(halted(unrecorded, r0={"phase": SYNC, "phase_ns": 9 * SECOND}))))
 
@@ -227,20 +227,20 @@ def test_the_network_is_not_blamed_while_a_rank_of_the_group_was_not_heard():
 
 
 def test_the_network_is_not_blamed_when_a_rank_was_stopped_inside_the_operation():
-    """It has joined, and said nothing since."""
+    """It has joined, and sent nothing since."""
     groups = {rank: make_group(42, 0.2 if rank == 2 else 12) for rank in range(4)}
 
     assert stall(look(halted(groups, heard_s={2: NOW_S - 12}))) == []
 
 
-def test_a_rank_that_is_missing_in_two_groups_is_told_once():
+def test_a_rank_that_is_missing_in_two_groups_is_reported_once():
     two = {rank: [make_group(42, 9), make_group(7, 9, name="side")] for rank in range(3)}
     finding = only(stall(look(halted(two | {3: [make_group(41), make_group(6, name="side")]}))))
 
     assert (finding.ranks, finding.subject) == ((3,), "group 0")
 
 
-def test_those_that_wait_for_the_same_rank_in_another_group_are_told_with_it():
+def test_ranks_that_wait_for_the_same_rank_in_another_group_are_in_the_same_finding():
     finding = only(stall(look(missing_in_two_groups())))
 
     assert finding.ranks == (3,)
@@ -250,14 +250,14 @@ def test_those_that_wait_for_the_same_rank_in_another_group_are_told_with_it():
     )
 
 
-def test_the_word_of_a_rank_that_was_stopped_just_after_it_is_not_believed():
-    """It had told that it waits for #41, and the others have completed that."""
+def test_a_report_of_a_rank_that_was_stopped_just_after_it_is_outdated():
+    """It reported a wait for #41, which the others have completed."""
     state = halted({0: make_group(42, 9), 1: make_group(42, 9), 2: make_group(41, 0.2)}, heard_s={2: NOW_S - 8})
 
     assert only(stall(look(state))).ranks == (2,)
 
 
-def test_the_time_that_is_left_is_told_with_the_stall():
+def test_the_time_that_is_left_is_reported_with_the_stall():
     finding = only(stall(look(with_timeout(12, 1800))))
 
     assert "wait in sync for 12s, timeout in 29m 48s. " in finding.message
@@ -348,7 +348,7 @@ def test_a_stall_that_the_ranks_were_ended_in_stays_open():
     assert any(alert.finding.rule == "stall" for alert in watched.monitor.book.open.values())
 
 
-def test_the_missing_rank_is_asked_for_its_stack_and_the_answer_is_told():
+def test_the_missing_rank_is_asked_for_its_stack_and_the_answer_is_reported():
     watched = Watched()
     assert watched.monitor.suspects == frozenset()
     watched.wait(0.25, 3)
@@ -361,7 +361,7 @@ def test_the_missing_rank_is_asked_for_its_stack_and_the_answer_is_told():
     assert "at nap (train.py:88)" in watched.monitor.book.open["stall", "group 0"].finding.message
 
 
-def test_of_very_many_missing_ranks_some_are_asked_for_their_stacks():
+def test_only_some_of_very_many_missing_ranks_are_asked_for_their_stacks():
     monitor = Monitor(RunState("ab12cd34", "train", 40))
     for rank in range(40):
         group = make_group(41 + (rank == 39), 200 * (rank == 39), size=40)
@@ -382,7 +382,7 @@ def test_of_very_many_missing_ranks_some_are_asked_for_their_stacks():
     ],
 )
 def test_a_rank_of_another_host_that_was_never_heard_may_be_out_of_reach(hosts, held_by, reported):
-    """Unless another rank of that host is heard, or its process can be seen."""
+    """Unless another rank of that host is heard, or its process is visible."""
     state = halted({0: make_group(42, 12, size=3), 1: make_group(42, 11, size=3)}, hosts=hosts)
     state.ranks[2] = RankState(2, hosts[2], 1002, held_by=held_by)
     finding = only(stall(look(state)))
@@ -391,8 +391,8 @@ def test_a_rank_of_another_host_that_was_never_heard_may_be_out_of_reach(hosts, 
     assert ("whether the host answers" in finding.advice) == ("reached" in reported)
 
 
-def test_a_rank_that_was_stuck_before_anybody_looked_is_named_by_its_silence():
-    """It has an agent, because it told where it listens; and it has not answered."""
+def test_a_rank_that_was_stuck_before_the_viewer_attached_is_named_by_its_silence():
+    """It has an agent, because it registered its address, and it does not answer."""
     state = halted({0: make_group(42, 12, size=3), 1: make_group(42, 11, size=3)})
     state.ranks[2] = RankState(2, "node-a", 1002)
     finding = only(stall(look(state)))
@@ -418,7 +418,7 @@ def test_in_the_first_steps_a_timeout_that_is_near_is_no_more_than_a_warning():
     assert (early.severity, late.severity) == (Severity.WARNING, Severity.CRITICAL)
 
 
-def test_a_wait_is_told_again_when_its_timeout_is_near_and_opens_no_other_alert():
+def test_a_wait_is_reported_again_when_its_timeout_is_near_and_opens_no_other_alert():
     watched = Watched()
     for second in (2, 12, 30, 33):
         arrived = make_group(42, second, size=3, timeout_ns=60 * SECOND)

@@ -17,9 +17,10 @@ from ddpwatch.core.metrics.baseline import History
 from ddpwatch.core.monitor import Monitor
 from ddpwatch.core.state.run import RunState
 from ddpwatch.core.state.step_store import COLUMN
-from ddpwatch.simulator.scenario import Fault, Scenario, frames
+from ddpwatch.simulator.scenario import Fault, Scenario
 from tests.builders.fake_rank import MS
 from tests.builders.gpu_run import CAPPED, HOT, read_gpus
+from tests.builders.scenario_frames import frames
 from tests.builders.synthetic_run import SECOND, look, make_run, only, train
 from tests.builders.windows import window
 
@@ -28,7 +29,7 @@ SIZE = 0.3
 NOISE = 0.03
 ONSET = 40
 FOUND_AFTER = 15
-"""Steps after the last slow one: it is looked so often at short steps."""
+"""Steps after the last slow one: the evaluation interval of short steps."""
 STEPS = 180
 PATTERNS = {"lasting": {}, "every 2nd": {"every": 2}, "every 4th": {"every": 4}, "bursts of 30": {"burst": (30, 30)}}
 
@@ -37,9 +38,9 @@ def slow(*ranks, phase="forward", size=SIZE, **changed):
     return Fault(ranks, phase, size, **{"onset": ONSET, **changed})
 
 
-def judged(world, *faults, deaf_to=(), reported=None, **changed):
-    """A watch that has heard all of the run at once, without the ranks it is deaf to. `reported` makes, by the kind of
-    message, what these say besides.
+def evaluated(world, *faults, deaf_to=(), reported=None, **changed):
+    """A monitor that has ingested the whole run at once, without the ranks in `deaf_to`. `reported` has functions, by
+    type of message, that return changed fields.
     """
     scenario = Scenario(world, **{"steps": STEPS, "noise": NOISE, "seed": 1, "faults": faults, **changed})
     monitor = Monitor(RunState("ab12cd34", "train", world))
@@ -53,12 +54,12 @@ def judged(world, *faults, deaf_to=(), reported=None, **changed):
 
 
 def short_of_cores(shares):
-    """What the kernel tells of the training threads: how long they waited for a core so far."""
+    """Time that the training threads waited for a core so far, as the kernel reports it."""
     return {wire.Beat: lambda beat: {"queued_ns": int(shares.get(beat.rank, 0.01) * beat.mono_ns) + 1}}
 
 
 def blamed(monitor):
-    """The open alerts of the rule by their subject."""
+    """Open alerts of the rule by subject."""
     return {alert.finding.subject: alert for key, alert in monitor.book.open.items() if key[0] == "straggler"}
 
 
@@ -80,9 +81,9 @@ CASES = [
 
 
 @pytest.mark.parametrize(("phase", "pattern", "world"), CASES)
-def test_the_slow_rank_and_its_phase_are_found_and_nobody_else_is_blamed(phase, pattern, world):
+def test_the_slow_rank_and_its_phase_are_found_and_no_other_rank_is_blamed(phase, pattern, world):
     culprit = world - 1
-    monitor = judged(world, slow(culprit, phase=phase, **pattern))
+    monitor = evaluated(world, slow(culprit, phase=phase, **pattern))
     alert = only_alert(monitor)
 
     assert (alert.finding.subject, alert.finding.ranks) == (f"rank {culprit}", (culprit,))
@@ -94,18 +95,18 @@ def test_the_slow_rank_and_its_phase_are_found_and_nobody_else_is_blamed(phase, 
 
 @pytest.mark.parametrize("culprit", range(4))
 def test_it_does_not_matter_which_rank_it_is(culprit):
-    assert only_alert(judged(4, slow(culprit))).finding.ranks == (culprit,)
+    assert only_alert(evaluated(4, slow(culprit))).finding.ranks == (culprit,)
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_it_does_not_matter_which_noise_there_was(seed):
-    finding = only_alert(judged(4, slow(2, phase="backward"), seed=seed)).finding
+    finding = only_alert(evaluated(4, slow(2, phase="backward"), seed=seed)).finding
 
     assert (finding.ranks, finding.phase) == ((2,), "backward")
 
 
 def test_two_stragglers_at_once_are_both_found_each_in_its_phase():
-    alerts = blamed(judged(8, slow(2, phase="forward"), slow(5, phase="data", size=0.4)))
+    alerts = blamed(evaluated(8, slow(2, phase="forward"), slow(5, phase="data", size=0.4)))
 
     assert {subject: alert.finding.phase for subject, alert in alerts.items()} == {
         "rank 2": "forward",
@@ -114,14 +115,14 @@ def test_two_stragglers_at_once_are_both_found_each_in_its_phase():
 
 
 def test_of_two_that_are_equally_slow_the_job_would_gain_nothing_from_one_alone():
-    alerts = blamed(judged(8, slow(2), slow(5)))
+    alerts = blamed(evaluated(8, slow(2), slow(5)))
 
     assert set(alerts) == {"rank 2", "rank 5"}
     assert all(alert.finding.cost < 0.1 for alert in alerts.values())
 
 
-def test_a_slow_host_is_told_as_one_trouble():
-    monitor = judged(16, slow(*range(8)))
+def test_a_slow_host_is_one_alert():
+    monitor = evaluated(16, slow(*range(8)))
     alert = only_alert(monitor)
 
     assert alert.finding.subject == "host node-0"
@@ -131,9 +132,9 @@ def test_a_slow_host_is_told_as_one_trouble():
     assert ever_blamed(monitor) == {"host node-0"}
 
 
-def test_many_slow_ranks_of_all_hosts_are_told_together():
+def test_many_slow_ranks_of_all_hosts_are_reported_together():
     ranks = range(0, 64, 5)
-    monitor = judged(64, slow(*ranks))
+    monitor = evaluated(64, slow(*ranks))
     alert = only_alert(monitor)
 
     assert len(ranks) > StragglerLimits.MAX_SEPARATE
@@ -144,9 +145,9 @@ def test_many_slow_ranks_of_all_hosts_are_told_together():
     assert ever_blamed(monitor) == {"ranks"}
 
 
-def test_as_many_as_can_be_read_are_told_each_by_itself():
+def test_a_few_slow_ranks_have_an_alert_each():
     ranks = range(0, 64, 8)
-    monitor = judged(64, slow(*ranks))
+    monitor = evaluated(64, slow(*ranks))
 
     assert len(ranks) == StragglerLimits.MAX_SEPARATE
     assert set(blamed(monitor)) == {f"rank {rank}" for rank in ranks}
@@ -161,16 +162,16 @@ def test_as_many_as_can_be_read_are_told_each_by_itself():
         (4, 3),
     ],
 )
-def test_where_more_than_half_are_slow_nobody_is_blamed(world, slow_ranks):
-    monitor = judged(world, slow(*range(slow_ranks)))
+def test_where_more_than_half_are_slow_no_rank_is_blamed(world, slow_ranks):
+    monitor = evaluated(world, slow(*range(slow_ranks)))
 
     assert ever_blamed(monitor) == set()
 
 
 @pytest.mark.parametrize("world", [2, 4, 16])
 @pytest.mark.parametrize("seed", range(3))
-def test_where_all_are_alike_nobody_is_blamed(world, seed):
-    monitor = judged(world, seed=seed, noise=0.05)
+def test_where_all_are_alike_no_rank_is_blamed(world, seed):
+    monitor = evaluated(world, seed=seed, noise=0.05)
 
     assert ever_blamed(monitor) == set()
 
@@ -178,52 +179,52 @@ def test_where_all_are_alike_nobody_is_blamed(world, seed):
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("world", [2, 4, 8])
 def test_what_is_inside_the_noise_is_suspected_at_most(world, seed):
-    monitor = judged(world, slow(1, size=0.06), noise=0.3, seed=seed)
+    monitor = evaluated(world, slow(1, size=0.06), noise=0.3, seed=seed)
 
     assert ever_blamed(monitor) == set()
     assert all(not finding.proven for finding in monitor.book.unproven.get("straggler", []))
 
 
-def test_what_is_smaller_than_the_limit_is_no_trouble_however_clear_it_is():
-    monitor = judged(4, slow(1, size=0.03), noise=0.002)
+def test_an_excess_below_the_threshold_is_ignored_however_clear_it_is():
+    monitor = evaluated(4, slow(1, size=0.03), noise=0.002)
 
     assert ever_blamed(monitor) == set()
 
 
-def test_evaluations_and_pauses_of_all_ranks_blame_nobody():
-    monitor = judged(4, evaluate_every=20)
+def test_evaluations_and_pauses_of_all_ranks_blame_no_rank():
+    monitor = evaluated(4, evaluate_every=20)
 
     assert ever_blamed(monitor) == set()
 
 
 def test_between_evaluations_the_slow_rank_is_still_found():
-    assert only_alert(judged(4, slow(1), evaluate_every=20)).finding.ranks == (1,)
+    assert only_alert(evaluated(4, slow(1), evaluate_every=20)).finding.ranks == (1,)
 
 
-def test_with_a_rank_unheard_the_others_are_judged_and_the_cost_is_not_guessed():
-    alert = only_alert(judged(4, slow(1), deaf_to={3}))
+def test_with_a_rank_unheard_the_others_are_evaluated_without_a_cost():
+    alert = only_alert(evaluated(4, slow(1), deaf_to={3}))
 
     assert (alert.finding.ranks, alert.finding.phase, alert.finding.cost) == ((1,), "forward", None)
     assert "costs" not in alert.finding.message
     assert alert.finding.severity == Severity.WARNING
 
 
-def test_with_most_ranks_unheard_nobody_is_blamed():
-    monitor = judged(8, slow(1), deaf_to=set(range(3, 8)))
+def test_with_most_ranks_unheard_no_rank_is_blamed():
+    monitor = evaluated(8, slow(1), deaf_to=set(range(3, 8)))
 
     assert ever_blamed(monitor) == set()
 
 
 def test_the_cost_is_what_the_job_would_save():
     # Of a step of 1.3 the job would save 0.3, less what the next-slowest of three takes longer by chance.
-    assert only_alert(judged(4, slow(1))).finding.cost == pytest.approx(0.3 / 1.3, abs=0.03)
+    assert only_alert(evaluated(4, slow(1))).finding.cost == pytest.approx(0.3 / 1.3, abs=0.03)
 
 
 @pytest.mark.parametrize("world", [2, 4])
 @pytest.mark.parametrize("steps_since", [18, 21, 25, 40, 90, 200])
-def test_what_it_costs_is_told_of_the_steps_since_it_has_become_slow(world, steps_since):
-    """Also at first, when most of the steps that are looked at were before."""
-    alert = only_alert(judged(world, slow(1, onset=120), steps=120 + steps_since, spikes=0.0))
+def test_the_cost_is_that_of_the_steps_since_the_onset(world, steps_since):
+    """Also at first, when most steps of the window are from before."""
+    alert = only_alert(evaluated(world, slow(1, onset=120), steps=120 + steps_since, spikes=0.0))
 
     assert alert.finding.pattern is None
     assert alert.finding.cost == pytest.approx(0.3 / 1.3, abs=0.03)
@@ -231,8 +232,8 @@ def test_what_it_costs_is_told_of_the_steps_since_it_has_become_slow(world, step
 
 @pytest.mark.parametrize("pattern", [{}, {"every": 3}], ids=["lasting", "every 3rd"])
 @pytest.mark.parametrize("seed", [1, 2, 3])
-def test_it_is_told_in_which_steps_it_was_slow_and_single_odd_steps_after_that_change_nothing(pattern, seed):
-    """It is found until then, and the alert is open for longer."""
+def test_the_bounds_of_the_episode_are_reported_and_single_odd_steps_after_it_change_nothing(pattern, seed):
+    """It is found until then; the alert is open for longer."""
     first, last, reported = 60, 139, {}
     fault = Fault((1,), "forward", 0.5, onset=first, burst=(80, 10_000), **pattern)
     scenario = Scenario(4, steps=320, noise=NOISE, seed=seed, spikes=0.02, faults=(fault,))
@@ -252,14 +253,14 @@ def test_it_is_told_in_which_steps_it_was_slow_and_single_odd_steps_after_that_c
     assert found <= last + FOUND_AFTER
 
 
-SHORT_MS, SPELL = 5.0, (149, 248)
+SHORT_MS, EPISODE = 5.0, (149, 248)
 
 
-def odd_steps_after_a_spell(seed, **pattern):
-    """A watch on short steps, of which hundreds are looked at, on a busy machine: all ranks have odd steps. Yields each
-    alert as it reads, with the step that the run has come to.
+def odd_steps_after_an_episode(seed, **pattern):
+    """A run of short steps, with windows of hundreds, on a busy machine: all ranks have odd steps. Yields each state of
+    the alert with the step of the run.
     """
-    first, last = SPELL
+    first, last = EPISODE
     fault = Fault((2,), "data", 1.0, onset=first, burst=(last - first + 1, 10_000), **pattern)
     scenario = Scenario(4, steps=900, step_ms=SHORT_MS, noise=0.1, seed=seed, spikes=0.06, faults=(fault,))
     monitor = Monitor(RunState("ab12cd34", "train", 4))
@@ -271,8 +272,8 @@ def odd_steps_after_a_spell(seed, **pattern):
 
 @pytest.mark.parametrize("seed", range(4))
 def test_a_straggler_that_has_ended_is_not_found_by_the_odd_steps_that_any_rank_has(seed):
-    first, last = SPELL
-    reported = [alert for _, alert in odd_steps_after_a_spell(seed)]
+    first, last = EPISODE
+    reported = [alert for _, alert in odd_steps_after_an_episode(seed)]
     end = [alert for alert in reported if alert.finding.ended]
 
     assert len({alert.since.step for alert in reported}) == 1
@@ -282,8 +283,8 @@ def test_a_straggler_that_has_ended_is_not_found_by_the_odd_steps_that_any_rank_
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_no_share_of_the_steps_is_told_that_counts_steps_after_the_end(seed):
-    ended = [alert.finding for _, alert in odd_steps_after_a_spell(seed) if alert.finding.ended]
+def test_the_fraction_of_slow_steps_leaves_out_steps_after_the_end(seed):
+    ended = [alert.finding for _, alert in odd_steps_after_an_episode(seed) if alert.finding.ended]
 
     assert len({finding.message for finding in ended}) == 1
     assert "of the steps" not in ended[0].message
@@ -291,8 +292,8 @@ def test_no_share_of_the_steps_is_told_that_counts_steps_after_the_end(seed):
 
 @pytest.mark.parametrize("seed", range(4))
 def test_one_that_was_slow_now_and_then_has_ended_when_its_gaps_are_far_longer_than_before(seed):
-    _, last = SPELL
-    reported = [alert for _, alert in odd_steps_after_a_spell(seed, every=4)]
+    _, last = EPISODE
+    reported = [alert for _, alert in odd_steps_after_an_episode(seed, every=4)]
     ended = [alert.finding for alert in reported if alert.finding.ended]
 
     assert max(alert.last.step for alert in reported if not alert.finding.ended) <= last + 60
@@ -300,10 +301,10 @@ def test_one_that_was_slow_now_and_then_has_ended_when_its_gaps_are_far_longer_t
     assert len({finding.message for finding in ended}) == 1
 
 
-def test_one_that_has_come_and_gone_between_two_looks_is_told_with_its_own_share():
-    """Of many ranks short steps are judged far apart."""
+def test_an_episode_between_two_evaluations_has_its_own_fraction_of_slow_steps():
+    """With many ranks, evaluations of short steps are far apart."""
     window = made_window(300, slow=(1, range(190, 250)))
-    (finding,) = straggler(DetectorContext(judged(4).state, window, History(), DEFAULTS))
+    (finding,) = straggler(DetectorContext(evaluated(4).state, window, History(), DEFAULTS))
 
     assert finding.ended
     assert finding.opens
@@ -313,7 +314,7 @@ def test_one_that_has_come_and_gone_between_two_looks_is_told_with_its_own_share
 
 def test_one_that_has_ended_a_while_ago_opens_nothing():
     window = made_window(300, slow=(1, range(60, 160)))
-    (finding,) = straggler(DetectorContext(judged(4).state, window, History(), DEFAULTS))
+    (finding,) = straggler(DetectorContext(evaluated(4).state, window, History(), DEFAULTS))
 
     assert finding.ended
     assert not finding.opens
@@ -337,8 +338,8 @@ def made_window(steps, slow):
         ((25, 120), 100.0),
     ],
 )
-def test_bursts_with_odd_steps_between_are_one_trouble(burst, step_ms):
-    monitor = judged(4, slow(2, size=0.5, burst=burst), steps=900, step_ms=step_ms, spikes=0.02, seed=2)
+def test_bursts_with_odd_steps_between_are_one_alert(burst, step_ms):
+    monitor = evaluated(4, slow(2, size=0.5, burst=burst), steps=900, step_ms=step_ms, spikes=0.02, seed=2)
     kinds = [event.kind for event in monitor.book.drain() if event.alert.finding.subject == "rank 2"]
 
     assert kinds.count("opened") == 1
@@ -346,19 +347,19 @@ def test_bursts_with_odd_steps_between_are_one_trouble(burst, step_ms):
 
 
 def test_a_rank_that_is_slow_again_costs_what_it_does_this_time():
-    alert = only_alert(judged(4, slow(1, onset=60, burst=(60, 30)), steps=180, spikes=0.0))
+    alert = only_alert(evaluated(4, slow(1, onset=60, burst=(60, 30)), steps=180, spikes=0.0))
 
     assert alert.finding.cost == pytest.approx(0.3 / 1.3, abs=0.04)
 
 
 def test_a_rank_that_costs_more_than_half_of_the_time_is_critical():
-    assert only_alert(judged(4, slow(1, size=0.3))).finding.severity == Severity.WARNING
-    assert only_alert(judged(4, slow(1, size=2.5))).finding.severity == Severity.CRITICAL
+    assert only_alert(evaluated(4, slow(1, size=0.3))).finding.severity == Severity.WARNING
+    assert only_alert(evaluated(4, slow(1, size=2.5))).finding.severity == Severity.CRITICAL
 
 
 @pytest.mark.parametrize("phase", OWN_PHASES)
 def test_the_message_has_the_numbers_and_the_advice_fits_the_phase(phase):
-    finding = only_alert(judged(4, slow(1, phase=phase))).finding
+    finding = only_alert(evaluated(4, slow(1, phase=phase))).finding
     words = {
         "data": "DataLoader",
         "forward": "clocks",
@@ -377,23 +378,23 @@ def test_the_message_has_the_numbers_and_the_advice_fits_the_phase(phase):
     assert words[phase] in finding.advice
 
 
-def test_a_rank_that_waits_for_a_core_is_told_so_and_how_to_get_one():
-    finding = only_alert(judged(4, slow(1), reported=short_of_cores({1: 0.25}))).finding
+def test_cpu_starvation_is_reported_with_advice():
+    finding = only_alert(evaluated(4, slow(1), reported=short_of_cores({1: 0.25}))).finding
     assert finding.message.endswith("· waited for a core 25 % of the time, others 1 %")
     assert finding.evidence["cores"] in finding.message
     assert "OMP_NUM_THREADS" in finding.advice
 
 
 @pytest.mark.parametrize("shares", [{1: 0.02}, dict.fromkeys(range(4), 0.25)], ids=["hardly", "all of them"])
-def test_waiting_for_a_core_that_explains_nothing_is_not_told(shares):
-    finding = only_alert(judged(4, slow(1), reported=short_of_cores(shares))).finding
+def test_cpu_starvation_that_explains_nothing_is_not_reported(shares):
+    finding = only_alert(evaluated(4, slow(1), reported=short_of_cores(shares))).finding
     assert "core" not in finding.message
     assert finding.advice == ADVICE["forward"]
 
 
-def test_a_rank_that_is_slow_now_here_and_now_there_is_told_by_all_its_work():
+def test_a_rank_that_is_slow_in_varying_phases_is_reported_by_all_its_work():
     by_turns = (slow(1, phase=phase, every=3, onset=ONSET + turn) for turn, phase in enumerate(OWN_PHASES[:3]))
-    finding = only_alert(judged(4, *by_turns)).finding
+    finding = only_alert(evaluated(4, *by_turns)).finding
 
     mine_ms, others_ms = map(float, re.search(r": ([\d.]+) ms of own work, others ([\d.]+)", finding.message).groups())
     assert finding.message.startswith(f"rank 1 is slow, mostly in {finding.phase}: ")
@@ -402,9 +403,9 @@ def test_a_rank_that_is_slow_now_here_and_now_there_is_told_by_all_its_work():
     assert finding.advice == ANYWHERE
 
 
-def test_on_a_cpu_nobody_is_sent_to_look_at_gpus():
+def test_the_advice_on_a_cpu_run_does_not_mention_gpus():
     on_cpu = {wire.Hello: lambda hello: {"device": "cpu"}}
-    assert only_alert(judged(4, slow(1), reported=on_cpu)).finding.advice == COMPUTING_ON_CPU
+    assert only_alert(evaluated(4, slow(1), reported=on_cpu)).finding.advice == COMPUTING_ON_CPU
 
 
 @pytest.mark.parametrize(
@@ -415,8 +416,8 @@ def test_on_a_cpu_nobody_is_sent_to_look_at_gpus():
         (4, "every 4th step"),
     ],
 )
-def test_the_message_says_how_often_it_is(every, words):
-    finding = only_alert(judged(4, slow(1, every=every))).finding
+def test_the_message_has_the_pattern(every, words):
+    finding = only_alert(evaluated(4, slow(1, every=every))).finding
 
     assert f" {words}: " in finding.message
     assert finding.evidence["pattern"] == words
@@ -424,9 +425,9 @@ def test_the_message_says_how_often_it_is(every, words):
 
 @pytest.mark.parametrize("every", [2, 3, 4])
 @pytest.mark.parametrize("seed", range(3))
-def test_how_often_it_is_is_told_with_the_opening_or_as_a_change_and_once(every, seed):
+def test_the_pattern_is_reported_with_the_opening_or_once_as_a_change(every, seed):
     events = [
-        event for event in judged(4, slow(1, every=every), seed=seed).book.drain()
+        event for event in evaluated(4, slow(1, every=every), seed=seed).book.drain()
         if event.alert.finding.rule == "straggler"
     ]  # fmt: skip
     words = {2: "every 2nd step", 3: "every 3rd step", 4: "every 4th step"}[every]
@@ -437,9 +438,9 @@ def test_how_often_it_is_is_told_with_the_opening_or_as_a_change_and_once(every,
 
 
 @pytest.mark.parametrize("every", [2, 3, 4])
-def test_how_often_it_is_is_told_with_the_opening_where_nothing_blurs_it(every):
+def test_a_clear_pattern_is_reported_with_the_opening(every):
     opened = next(
-        event for event in judged(4, slow(1, every=every), noise=0.01, spikes=0.0).book.drain()
+        event for event in evaluated(4, slow(1, every=every), noise=0.01, spikes=0.0).book.drain()
         if event.alert.finding.rule == "straggler"
     )  # fmt: skip
 
@@ -447,62 +448,62 @@ def test_how_often_it_is_is_told_with_the_opening_where_nothing_blurs_it(every):
     assert opened.alert.finding.pattern
 
 
-def test_bursts_have_no_pattern_and_their_changes_are_not_told():
-    monitor = judged(4, slow(1, burst=(30, 60)), steps=400)
+def test_bursts_have_no_pattern_and_their_changes_are_not_reported():
+    monitor = evaluated(4, slow(1, burst=(30, 60)), steps=400)
     events = [event for event in monitor.book.drain() if event.alert.finding.rule == "straggler"]
 
     assert all(event.alert.finding.pattern is None for event in events)
     assert len(events) <= 3
 
 
-def test_the_message_of_a_lasting_trouble_says_nothing_of_how_often_it_is():
-    finding = only_alert(judged(4, slow(1))).finding
+def test_the_message_of_a_lasting_straggler_has_no_pattern():
+    finding = only_alert(evaluated(4, slow(1))).finding
 
     assert "every" not in finding.message
     assert finding.evidence["pattern"] == "lasting"
 
 
-def test_after_the_trouble_has_ended_the_alert_is_closed():
-    monitor = judged(4, slow(1, burst=(60, 10**6)), steps=320)
+def test_the_alert_is_closed_after_the_episode_has_ended():
+    monitor = evaluated(4, slow(1, burst=(60, 10**6)), steps=320)
 
     assert blamed(monitor) == {}
     assert [(event.kind, event.alert.finding.subject) for event in monitor.book.drain() if event.kind != "changed"
             and event.alert.finding.rule == "straggler"] == [("opened", "rank 1"), ("closed", "rank 1")]  # fmt: skip
 
 
-def test_bursts_are_one_trouble_and_not_one_each():
-    monitor = judged(4, slow(1, burst=(30, 60)), steps=400)
+def test_bursts_are_one_alert_and_not_one_each():
+    monitor = evaluated(4, slow(1, burst=(30, 60)), steps=400)
     kinds = [event.kind for event in monitor.book.drain() if event.alert.finding.rule == "straggler"]
 
     assert kinds.count("opened") == 1
     assert "closed" not in kinds
 
 
-def test_a_single_hiccup_blames_nobody():
-    monitor = judged(4, slow(1, size=3.0, burst=(2, 10**6)))
+def test_a_single_hiccup_blames_no_rank():
+    monitor = evaluated(4, slow(1, size=3.0, burst=(2, 10**6)))
 
     assert ever_blamed(monitor) == set()
 
 
 @pytest.mark.parametrize("stuck_steps", [0, 1])
 def test_a_step_in_which_a_slow_rank_was_stuck_is_not_what_it_costs(stuck_steps):
-    """It is a standstill, and told as that. Of steps of 100 ms every 4th is 30 ms longer, and one 6 s."""
+    """It is reported as a hung step. Steps of 100 ms, every 4th 30 ms longer, and one 6 s."""
     stuck = [slow(2, size=60.0, onset=150, burst=(stuck_steps, STEPS))] if stuck_steps else []
-    (alert,) = blamed(judged(4, slow(2, every=4), *stuck)).values()
+    (alert,) = blamed(evaluated(4, slow(2, every=4), *stuck)).values()
 
     assert 0.05 < alert.finding.cost < 0.09
     assert alert.finding.severity is Severity.WARNING
 
 
 def test_a_rank_that_is_stuck_in_every_fourth_step_costs_what_that_takes():
-    (alert,) = blamed(judged(4, slow(2, size=60.0, every=4))).values()
+    (alert,) = blamed(evaluated(4, slow(2, size=60.0, every=4))).values()
 
     assert alert.finding.cost > 0.8
     assert alert.finding.severity is Severity.CRITICAL
 
 
 def slow_run(phase="backward", gpus=True, begin_ns=0, **changed):
-    """Rank 3 is slow in a phase for as long as its steps go: 80 of 60 ms."""
+    """Rank 3 is slow in a phase of all its steps."""
     steps = {rank: train(10, 80, **({phase: 46} if rank == 3 else {"sync": 32})) for rank in range(4)}
     state = make_run(steps)
     return read_gpus(state, 10, begin_ns=begin_ns, **changed) if gpus else state
@@ -541,7 +542,7 @@ def test_clocks_of_another_time_are_not_blamed():
     assert "clocks" not in only(straggler(look(slow_run(begin_ns=600 * SECOND, r3=HOT)))).message
 
 
-def test_a_straggler_without_gpu_readings_is_told_as_ever():
+def test_a_straggler_is_reported_without_gpu_readings():
     found = only(straggler(look(slow_run(gpus=False))))
 
     assert "clocks" not in found.message

@@ -31,7 +31,7 @@ from tests.builders.hung_run import (
 from tests.builders.synthetic_run import SECOND, look, only
 
 
-def test_of_a_rank_that_has_ended_it_is_told_what_it_did_and_not_that_it_is_silent():
+def test_a_rank_that_has_ended_is_described_by_its_activity_and_not_as_silent():
     state = failed(one_missing(), {0: GLOO, 1: GLOO, 3: GLOO})
     state.apply(make_stack(2, *SLEEPS), state.now_ns)
     state.apply(wire.Held(rank=2, seq=0, by="nothing"), state.now_ns)
@@ -64,7 +64,7 @@ def test_a_timeout_is_urgent_in_its_last_minute_but_not_in_its_first_half(wait_s
 
 
 def in_a_pause(wait_s=1785):
-    """Rank 1 has announced that it takes its time, which torch knows nothing of."""
+    """Rank 1 has announced a pause, which torch does not know of."""
     return with_timeout(wait_s, 1800, r1={"pause": "evaluation"})
 
 
@@ -78,7 +78,7 @@ def test_a_timeout_that_is_near_names_the_missing_rank_where_no_other_rule_does(
     assert (finding.ranks, finding.subject, finding.severity) == ((1,), "group 0", Severity.CRITICAL)
 
 
-def test_a_timeout_that_is_near_although_all_have_joined_is_told_with_the_network():
+def test_a_timeout_that_is_near_although_all_have_joined_is_reported_with_the_network():
     arrived = make_group(42, 1785, size=2, timeout_ns=HALF_HOUR_NS)
     evidence = look(halted({0: arrived, 1: arrived}))
     finding = only(stall(evidence))
@@ -88,7 +88,7 @@ def test_a_timeout_that_is_near_although_all_have_joined_is_told_with_the_networ
     assert timeout(evidence) == []
 
 
-def test_a_timeout_that_is_near_is_told_where_a_rank_of_the_group_was_not_heard():
+def test_a_timeout_that_is_near_is_reported_where_a_rank_of_the_group_was_not_heard():
     arrived = make_group(42, 1785, size=3, timeout_ns=HALF_HOUR_NS)
     evidence = look(halted({0: arrived, 1: arrived}))
 
@@ -96,8 +96,8 @@ def test_a_timeout_that_is_near_is_told_where_a_rank_of_the_group_was_not_heard(
     assert only(timeout(evidence)).message.endswith("although all ranks that are heard have joined it")
 
 
-def test_a_rank_that_has_been_silent_until_the_others_gave_up_is_told_once():
-    """What is said of the others is no more than a note, and speaks of no connection."""
+def test_a_rank_that_has_been_silent_until_the_others_gave_up_is_reported_once():
+    """The finding on the others is an info, and does not mention connections."""
     evidence = look(failed(one_missing(heard_s={2: NOW_S - 20}), {0: GLOO, 1: GLOO, 3: GLOO}))
 
     assert only(timeout(evidence)).ranks == (2,)
@@ -109,8 +109,8 @@ def test_a_rank_that_has_been_silent_until_the_others_gave_up_is_told_once():
 
 
 @pytest.mark.parametrize("ended", [(1,), (1, 2), (0, 1, 2)])
-def test_a_timeout_that_has_fired_in_one_group_names_who_was_missing_in_the_other(ended):
-    """By their last beats nobody waits any more: who fails has left its operation."""
+def test_a_timeout_that_has_fired_in_one_group_names_the_rank_missing_in_the_other(ended):
+    """By the last heartbeats no rank waits: a rank that fails has left its operation."""
     state = halted(
         {
             0: [make_group(41), make_group(7, name="side")],
@@ -127,7 +127,7 @@ def test_a_timeout_that_has_fired_in_one_group_names_who_was_missing_in_the_othe
     )
 
 
-def test_a_timeout_of_ranks_that_waited_for_each_other_in_different_groups_blames_nobody():
+def test_a_timeout_of_ranks_that_waited_for_each_other_in_different_groups_blames_no_rank():
     state = halted({0: [make_group(41), make_group(7, name="side")], 1: [make_group(42), make_group(6, name="side")]})
     finding = only(timeout(look(failed(state, {0: GLOO, 1: GLOO}))))
 
@@ -135,7 +135,7 @@ def test_a_timeout_of_ranks_that_waited_for_each_other_in_different_groups_blame
     assert finding.message.endswith("the ranks waited for each other in different groups")
 
 
-def test_a_viewer_that_comes_after_the_timeout_tells_who_has_not_given_up():
+def test_a_viewer_that_attaches_after_the_timeout_names_the_ranks_that_have_not_timed_out():
     state = halted({rank: make_group(41) for rank in range(4)})
     for rank in (0, 1, 3):
         state.ranks[rank] = RankState(rank)
@@ -148,7 +148,7 @@ def test_a_viewer_that_comes_after_the_timeout_tells_who_has_not_given_up():
     )
 
 
-def test_a_timeout_that_is_near_blames_nobody_who_waits_in_another_group():
+def test_a_timeout_that_is_near_blames_no_rank_that_waits_in_another_group():
     near = {"timeout_ns": 20 * SECOND, "size": 2}
     state = halted(
         {
@@ -178,7 +178,7 @@ def test_the_countdown_goes_on_without_beats_and_ends_at_any_moment():
 
 
 @pytest.mark.parametrize("text", [GLOO, "DistBackendError: Watchdog caught collective operation timeout: WorkNCCL"])
-def test_a_timeout_that_has_fired_names_who_had_not_joined_and_not_who_complains(text):
+def test_a_timeout_that_has_fired_names_the_rank_that_had_not_joined_and_not_the_one_that_complains(text):
     state = with_timeout(19, 20)
     state.apply(wire.Bye(rank=0, seq=5, reason="failed", text=text, mono_ns=9), state.now_ns)
     finding = only(timeout(look(state)))
@@ -190,19 +190,21 @@ def test_a_timeout_that_has_fired_names_who_had_not_joined_and_not_who_complains
     assert stall(look(state)) == [], "it is told once, although rank 2 still waits"
 
 
-def told_at_the_end(*seqs):
-    """The last operations of a rank, the last of them not done."""
+def operations_at_the_end(*seqs):
+    """Last operations of a rank, the last of them not completed."""
     return [
         wire.Collective(group="0", seq=seq, op="all_reduce", shape="[8] Float", done=seq < seqs[-1]) for seq in seqs
     ]
 
 
-def test_a_viewer_that_comes_after_the_timeout_names_the_same_rank_by_what_the_others_left_as_last_words():
-    """One was there all the time; the other knows only the rank that lives, and what the dead have written down."""
+def test_a_viewer_that_attaches_after_the_timeout_names_the_same_rank_by_last_messages():
+    """One viewer was always attached; the other knows only the living rank and the last messages of the others."""
     there, later = one_missing(), one_missing()
     for rank in (0, 1, 3):
         later.ranks[rank] = RankState(rank)
-        bye = wire.Bye(rank=rank, seq=0, reason="failed", text=GLOO, mono_ns=1, collectives=told_at_the_end(41, 42))
+        bye = wire.Bye(
+            rank=rank, seq=0, reason="failed", text=GLOO, mono_ns=1, collectives=operations_at_the_end(41, 42)
+        )
         there.apply(bye, there.now_ns)
         later.apply(bye, later.now_ns)
     first, second = only(timeout(look(there))), only(timeout(look(later)))
@@ -212,22 +214,22 @@ def test_a_viewer_that_comes_after_the_timeout_names_the_same_rank_by_what_the_o
     assert second.evidence["rests_on"] == "last words of ranks 0-1, 3; signs of life of rank 2"
 
 
-def test_last_words_count_where_the_last_signs_of_life_were_lost():
+def test_last_messages_count_where_the_last_heartbeats_were_lost():
     state = halted({rank: make_group(40) for rank in range(3)})
     for rank, seq in enumerate((42, 41, 42)):
         bye = wire.Bye(
             rank=rank, seq=0, reason="failed", text=PEER if rank == 1 else GLOO, mono_ns=1,
-            collectives=told_at_the_end(seq),
+            collectives=operations_at_the_end(seq),
         )  # fmt: skip
         state.apply(bye, state.now_ns)
 
     assert only(timeout(look(state))).ranks == (1,)
 
 
-def test_of_ranks_that_nothing_but_last_words_are_known_of_the_one_that_got_least_far_is_named():
+def test_with_last_messages_only_the_rank_that_joined_the_fewest_is_named():
     state = RunState("ab12cd34", "train", 2)
     for rank, seq in enumerate((42, 41)):
-        bye = wire.Bye(rank=rank, seq=0, reason="failed", text=GLOO, mono_ns=1, collectives=told_at_the_end(seq))
+        bye = wire.Bye(rank=rank, seq=0, reason="failed", text=GLOO, mono_ns=1, collectives=operations_at_the_end(seq))
         state.apply(bye, SECOND)
 
     assert only(timeout(look(state))).message == (
@@ -236,12 +238,12 @@ def test_of_ranks_that_nothing_but_last_words_are_known_of_the_one_that_got_leas
 
 
 def gave_up_in(*ops, seen=True, words=True):
-    """Ranks that have given up under the same number, each in its own operation, as their beats or last words tell."""
+    """Ranks that timed out under the same number, each in another operation, by heartbeats or last messages."""
     state = RunState("ab12cd34", "train", len(ops))
     if seen:
         state = halted({rank: make_group(126, 19, op=op, size=len(ops)) for rank, op in enumerate(ops)})
     for rank, op in enumerate(ops):
-        # Gloo calls an operation done that has failed.
+        # Gloo counts a failed operation as completed.
         last = [
             wire.Collective(group="0", seq=seq, op=op if seq == 126 else "all_reduce", shape="[16] Float", done=True)
             for seq in (125, 126)
@@ -252,8 +254,8 @@ def gave_up_in(*ops, seen=True, words=True):
 
 
 @pytest.mark.parametrize(("seen", "words"), [(True, True), (True, False), (False, True)])
-def test_a_timeout_after_a_desync_names_whom_the_desync_has_named(seen, words):
-    """Also to who comes afterwards and has nothing but last words."""
+def test_a_timeout_after_a_desync_names_the_same_rank(seen, words):
+    """Also for a viewer that attaches afterwards and has only last messages."""
     evidence = gave_up_in("all_reduce", "broadcast", "all_reduce", "all_reduce", seen=seen, words=words)
     finding = only(timeout(evidence))
 
@@ -276,7 +278,7 @@ def test_a_timeout_after_a_desync_of_two_names_both(seen):
     assert "; the ranks disagreed at #126: all_reduce " in finding.message
 
 
-def test_of_ranks_that_disagreed_the_few_are_not_blamed_while_others_have_said_nothing():
+def test_the_minority_is_not_blamed_while_other_ranks_have_not_reported():
     state = gave_up_in("all_reduce", "broadcast", "all_reduce", seen=False).state
     state.ranks[3] = RankState(3)
 
@@ -293,14 +295,14 @@ def test_a_desync_is_a_matter_of_the_timeout_once_the_first_rank_has_given_up():
 
 
 def test_ranks_that_gave_up_on_one_that_never_came_were_not_out_of_line():
-    """Whatever they were in: there is somebody who was in none of it."""
+    """Whatever their operations: one rank was in none of them."""
     ops = ("all_reduce", "broadcast", "all_reduce")
     state = halted({rank: make_group(126, 19, op=op) for rank, op in enumerate(ops)} | {3: make_group(125)})
 
     assert only(timeout(look(failed(state, dict.fromkeys(range(3), GLOO))))).ranks == (3,)
 
 
-def test_a_timeout_of_which_nothing_was_seen_before_names_nobody():
+def test_a_timeout_of_which_nothing_was_seen_before_names_no_rank():
     state = halted({0: make_group(42), 1: make_group(42)})
     state.apply(wire.Bye(rank=0, seq=5, reason="failed", text=GLOO, mono_ns=9), state.now_ns)
     finding = only(timeout(look(state)))
@@ -317,7 +319,7 @@ def test_another_end_is_no_timeout(reason, text):
     assert timeout(look(state)) == []
 
 
-def test_what_the_backends_watchdog_has_found_is_told_before_the_process_ends():
+def test_what_the_backends_watchdog_has_found_is_reported_before_the_process_ends():
     arrived = make_group(42, 700, size=2, error="TIMEOUT")
     finding = only(timeout(look(halted({0: arrived, 1: make_group(41, size=2)}))))
 

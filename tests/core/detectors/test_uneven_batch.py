@@ -60,14 +60,14 @@ def test_batches_that_vary_everywhere_name_no_rank():
     assert finding.message == "the ranks train on different numbers of samples: 30 to 32 a step"
 
 
-def test_samples_that_a_rank_cannot_tell_are_not_compared():
+def test_unknown_sample_counts_are_not_compared():
     assert uneven_batch(look(samples(32, 0, 24))) == []
     assert uneven_batch(look(samples(32, 32))) == []
     assert uneven_batch(look(samples(32))) == []
 
 
 def ended_run(reason="exit", phase=SYNC, phase_ns=2 * SECOND, step=90, **hello):
-    """Rank 1 has said goodbye after 90 steps; the others beat on."""
+    """Rank 1 has said goodbye after 90 steps; the others send heartbeats."""
     state = make_run({rank: train(0, 90) for rank in range(3)}, **hello)
     state.apply(wire.Bye(rank=1, seq=4, reason=reason, text="", mono_ns=1), 1)
     for rank in (0, 2):
@@ -111,7 +111,7 @@ def test_a_rank_behind_the_ended_one_does_not_wait_for_it():
     assert uneven_batch(look(state)) == []
 
 
-def test_when_all_have_ended_nobody_waits():
+def test_when_all_have_ended_no_rank_waits():
     state = ended_run()
     for rank in (0, 2):
         state.apply(wire.Bye(rank=rank, seq=5, reason="exit", text="", mono_ns=1), 1)
@@ -120,7 +120,7 @@ def test_when_all_have_ended_nobody_waits():
 
 
 def left(world):
-    """Rank 1 has said goodbye, and how its process ends is not known yet. Nobody tells how much data there is."""
+    """Rank 1 has said goodbye; its exit code and the length of the data are unknown."""
     state = make_run({rank: train(0, 90) for rank in range(world)}, world=world, now_ns=SECOND)
     for rank in range(world):
         state.apply(wire.Held(rank=rank, seq=0, by="nothing"), SECOND)
@@ -129,8 +129,8 @@ def left(world):
 
 
 @pytest.mark.parametrize(("code", "rule"), [(0, "uneven-batch"), (3, "rank-failed")])
-def test_while_a_process_takes_long_to_end_it_is_not_told_why_it_has_left(code, rule):
-    """Of data without a length. On a busy machine torch is taken down for seconds, and the others wait meanwhile."""
+def test_no_reason_is_reported_while_the_process_has_not_ended(code, rule):
+    """Data of unknown length. On a busy machine torch takes seconds to shut down, while the others wait."""
     state = left(world=2)
     monitor = Monitor(state)
     for tenth in range(1, 60):
@@ -147,8 +147,8 @@ def test_while_a_process_takes_long_to_end_it_is_not_told_why_it_has_left(code, 
 
 
 @pytest.mark.parametrize("code", [0, None])
-def test_of_data_without_a_length_whose_end_costs_some_their_connections_while_others_wait_one_alert_is_opened(code):
-    """Ranks 0 and 2 lose their connections at once, rank 3 waits, and rank 1 has ended."""
+def test_data_of_unknown_length_that_ends_early_opens_one_alert_while_some_fail_and_others_wait(code):
+    """Rank 1 has ended; ranks 0 and 2 lose their connections at once, rank 3 waits."""
     state = left(world=4)
     monitor = Monitor(state)
     for tenth in range(1, 100):
@@ -168,9 +168,8 @@ def test_of_data_without_a_length_whose_end_costs_some_their_connections_while_o
 
 
 def ended_with_its_data(quarters, world=3, left=10):
-    """As it comes in: the data of the last rank ends, and it; the others wait for so many quarters of a second with
-    so many batches left, lose their connections one after another, and are judged four times a second. Without a number
-    of batches nobody tells how many there are.
+    """The data of the last rank ends, and it exits; the others wait for `quarters` of a second with `left` batches left
+    (None = unknown), lose their connections one after another, and are evaluated four times a second.
     """
     state = make_run({rank: train(0, 90) for rank in range(world)}, world=world, now_ns=SECOND)
     monitor = Monitor(state)
@@ -197,7 +196,7 @@ def ended_with_its_data(quarters, world=3, left=10):
 
 @pytest.mark.parametrize(("world", "names"), [(2, "rank 0"), (3, "ranks 0-1")])
 @pytest.mark.parametrize("quarters", [2, 8])
-def test_an_end_at_the_end_of_the_data_opens_one_alert_and_those_that_fail_without_it_are_its_consequence(
+def test_an_end_at_the_end_of_the_data_opens_one_alert_and_those_that_fail_without_it_are_secondary(
     quarters, world, names
 ):
     monitor = ended_with_its_data(quarters, world)
@@ -221,7 +220,7 @@ def test_an_end_at_the_end_of_the_data_opens_one_alert_and_those_that_fail_witho
 @pytest.mark.parametrize(
     ("quarters", "rule"), [(2, "rank-failed"), (3, "rank-failed"), (5, "uneven-batch"), (20, "uneven-batch")]
 )
-def test_of_data_without_a_length_one_alert_is_opened_whether_the_others_fail_at_once_or_wait(quarters, rule, world):
+def test_data_of_unknown_length_opens_one_alert_whether_the_others_fail_at_once_or_wait(quarters, rule, world):
     monitor = ended_with_its_data(quarters, world, left=None)
     reported = [(event.kind, event.alert.finding) for event in monitor.book.drain()]
     bad = [(kind, finding.rule, finding.ranks) for kind, finding in reported if finding.severity > Severity.INFO]
@@ -233,16 +232,16 @@ def test_of_data_without_a_length_one_alert_is_opened_whether_the_others_fail_at
 
 
 def test_where_all_are_at_the_end_of_their_data_it_is_not_the_data_that_has_ended_early():
-    """What the others still do is something else, such as an evaluation."""
+    """The others do something else, such as an evaluation."""
     monitor = ended_with_its_data(2, left=0)
 
     assert {alert.finding.rule for alert in monitor.book.open.values()} == {"rank-failed"}
 
 
 def in_a_barrier(length):
-    """Rank 1 waits in a barrier and the others in an all-reduce, 90 steps into a pass of so many batches."""
+    """Rank 1 waits in a barrier and the others in an all-reduce, 90 steps into a pass of `length` batches."""
     groups = {rank: make_group(42, 9, op="all_reduce", size=3) for rank in range(3)}
-    # It has waited for longest: it came while the others were still in their step.
+    # It has waited longest: it joined while the others were still in their step.
     groups[1] = make_group(42, 9.5, op="barrier", size=3)
     state = halted(groups, r1={"phase": DATA})
     batches = len(state.ranks[1].steps.indices())
@@ -273,7 +272,7 @@ def test_a_rank_that_waits_in_a_barrier_in_the_middle_of_its_data_has_not():
 
 
 def ran_out(length_of_others, epoch_of_others=0):
-    """Rank 1 has trained on all its batches and has not joined; the others wait in a pass of so many batches more."""
+    """Rank 1 has trained on all its batches and has not joined; the others wait in a longer pass."""
     groups = {rank: make_group(41) if rank == 1 else make_group(42, 9, timeout_ns=HALF_HOUR_NS) for rank in range(3)}
     state = halted(groups, r1={"phase": DATA})
     batches = len(state.ranks[1].steps.indices())
@@ -286,7 +285,7 @@ def ran_out(length_of_others, epoch_of_others=0):
     return look(state)
 
 
-def test_a_rank_whose_data_has_ended_and_that_does_something_else_is_told_with_the_operation():
+def test_a_rank_whose_data_has_ended_and_that_does_something_else_is_reported_with_the_operation():
     evidence = ran_out(5)
     finding = only(uneven_batch(evidence))
 
@@ -301,12 +300,12 @@ def test_a_rank_whose_data_has_ended_and_that_does_something_else_is_told_with_t
 
 @pytest.mark.parametrize(("length", "epoch"), [(0, 0), (5, 1)])
 def test_a_rank_that_evaluates_at_the_end_of_a_pass_as_long_as_that_of_the_others_has_not_run_out(length, epoch):
-    """The others are at the end as well, or in the next pass."""
+    """The others are at the end too, or in the next pass."""
     assert uneven_batch(ran_out(length, epoch)) == []
 
 
 def of_two(left_of_rank_0):
-    """Rank 1 waits in a barrier at the end of its data, rank 0 in an all-reduce with so many batches left."""
+    """Rank 1 waits in a barrier at the end of its data, rank 0 in an all-reduce with batches left."""
     groups = {rank: make_group(42, 9, op="barrier" if rank else "all_reduce", size=2) for rank in range(2)}
     state = halted(groups, r1={"phase": DATA})
     batches = len(state.ranks[1].steps.indices())
@@ -332,7 +331,7 @@ def test_of_two_ranks_at_the_end_of_their_data_neither_has_run_out_before_the_ot
     assert only(desync(evidence)).ranks == (0, 1)
 
 
-def test_one_end_of_data_is_told_once():
+def test_one_end_of_data_is_reported_once():
     """A rank has ended, and another has left its loop."""
     groups = {rank: make_group(42, 9, op="barrier" if rank == 1 else "all_reduce") for rank in range(4)}
     state = halted(groups, r1={"phase": DATA})
@@ -341,7 +340,7 @@ def test_one_end_of_data_is_told_once():
     assert only(uneven_batch(look(state))).ranks == (3,)
 
 
-def test_where_most_wait_in_a_barrier_nobody_has_left_the_loop():
+def test_where_most_ranks_wait_in_a_barrier_none_has_left_the_loop():
     groups = {rank: make_group(42, 9, op="all_reduce" if rank == 1 else "barrier", size=3) for rank in range(3)}
     out = {f"r{rank}": {"phase": DATA} for rank in (0, 2)}
     state = halted(groups, **out)

@@ -1,4 +1,4 @@
-"""Who has arrived at a collective: by group, by sequence number, and by what the ranks tell of themselves."""
+"""Missing and waiting ranks of a collective: by group, by sequence number, and by what the ranks report."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ def waiting(sync_point):
     return [member.rank.rank for member in sync_point.waiting]
 
 
-# who is missing
+# missing ranks
 
 
-def test_who_has_joined_the_fewest_is_missing_and_who_waits_longest_comes_first():
+def test_the_rank_that_joined_the_fewest_is_missing_and_the_longest_wait_comes_first():
     state = halted({0: make_group(42, 3), 1: make_group(42, 5), 2: make_group(41), 3: make_group(42, 4)})
     (sync_point,) = stuck(sync_points(state), DEFAULTS)
 
@@ -56,7 +56,7 @@ def test_of_ranks_that_have_joined_ahead_one_that_waits_itself_is_not_missing():
     assert waiting(sync_point) == [0, 1]
 
 
-def test_ranks_that_have_ended_or_were_never_heard_are_not_among_them():
+def test_ranks_that_ended_or_never_sent_a_heartbeat_are_no_members():
     state = halted({0: make_group(42, 9), 1: make_group(42, 9), 2: None})
     (sync_point,) = sync_points(state)
 
@@ -65,15 +65,15 @@ def test_ranks_that_have_ended_or_were_never_heard_are_not_among_them():
     assert not sync_point.missing
 
 
-def test_where_nobody_waits_there_is_no_meeting_however_far_the_ranks_are_apart():
-    """Beats of different moments: numbers alone prove nothing."""
+def test_without_a_waiting_rank_there_is_no_sync_point():
+    """Heartbeats are of different moments: sequence numbers alone prove nothing."""
     assert sync_points(halted({0: make_group(42), 1: make_group(1000)})) == []
 
 
 # several groups
 
 
-def test_each_group_is_counted_by_itself_and_the_first_is_the_jobs_own():
+def test_each_group_is_counted_by_itself_and_the_default_group_comes_first():
     side = {rank: make_group(7, 9 if rank else 0, name="side") for rank in range(3)}
     side[0] = make_group(6, name="side")
     (sync_point,) = stuck(sync_points(halted({rank: [make_group(900), side[rank]] for rank in range(3)})), DEFAULTS)
@@ -82,7 +82,7 @@ def test_each_group_is_counted_by_itself_and_the_first_is_the_jobs_own():
     assert [each.rank.rank for each in sync_point.missing] == [0]
 
 
-def test_a_group_that_waits_for_ranks_which_wait_in_another_is_not_told():
+def test_a_group_that_waits_for_ranks_which_wait_in_another_is_no_root_cause():
     state = halted(
         {
             0: [make_group(42, 9, name="left", size=2)],
@@ -95,8 +95,8 @@ def test_a_group_that_waits_for_ranks_which_wait_in_another_is_not_told():
     assert found(state) == {"right": [2]}
 
 
-def test_of_missing_ranks_those_that_wait_in_another_group_are_not_told():
-    """Rank 2 has come neither to the side group, where rank 1 waits for it, nor to the group of all."""
+def test_missing_ranks_that_wait_in_another_group_are_excused():
+    """Rank 2 has joined neither the side group, where rank 1 waits for it, nor the default group."""
     state = halted(
         {
             0: [make_group(42, 9)],
@@ -109,7 +109,7 @@ def test_of_missing_ranks_those_that_wait_in_another_group_are_not_told():
     assert found(state) == {"0": [2], "side": [2]}
 
 
-def test_of_groups_that_wait_for_each_other_the_few_are_told():
+def test_of_groups_that_wait_for_each_other_the_minority_is_named():
     side = {rank: make_group(7, 9, name="side") if rank == 3 else make_group(6, name="side") for rank in range(4)}
     own = {rank: make_group(41) if rank == 3 else make_group(42, 9) for rank in range(4)}
 
@@ -118,13 +118,13 @@ def test_of_groups_that_wait_for_each_other_the_few_are_told():
     assert [each.rank.rank for each in minority_of(stuck(sync_points(state), DEFAULTS))] == [3]
 
 
-def test_of_groups_that_wait_for_each_other_and_are_as_many_all_are_told_as_crossed():
+def test_groups_of_equal_size_that_wait_for_each_other_are_all_crossed():
     held = stuck(sync_points(crossed()), DEFAULTS)
 
     assert [(sync_point.name, sync_point.crossed) for sync_point in held] == [("0", True), ("side", True)]
 
 
-def test_two_groups_that_are_stuck_by_themselves_are_both_told():
+def test_two_groups_that_are_stuck_independently_are_both_root_causes():
     ranks = {
         0: [make_group(42, 9), make_group(3, name="a")],
         1: [make_group(41), make_group(3, name="a")],
@@ -135,12 +135,12 @@ def test_two_groups_that_are_stuck_by_themselves_are_both_told():
     assert found(halted(ranks)) == {"0": [1], "b": [3]}
 
 
-# who may wait, and has not told so yet
+# ranks that may wait without having reported it
 
 
 def crossing(*own_s, wait_s=1.1, **options):
-    """The last rank waits in a side group for `wait_s`, the others in the job's own for so long; 0 = they have not
-    told that they have come.
+    """The last rank waits in a side group for `wait_s`, the others in the default group for `own_s`; 0 = they have not
+    reported that they joined.
     """
     sides = [(42 if wait_s else 41, wait_s, 6, 0) for wait_s in own_s]
     groups = [
@@ -151,14 +151,14 @@ def crossing(*own_s, wait_s=1.1, **options):
 
 
 @pytest.mark.parametrize("own_s", [(0.001, 1.0), (0.3, 1.0), (0.3, 0.2)])
-def test_nobody_is_told_while_a_missing_rank_has_just_come_to_another_group(own_s):
-    """It may have been there for a little longer than it says, as the one that waits for it has."""
+def test_a_group_is_withheld_while_a_missing_rank_has_just_joined_another(own_s):
+    """It may have been there for a little longer than it reports, as the rank that waits for it has."""
     assert found(crossing(*own_s)) == {}
     assert [each.rank.rank for each in minority_of(stuck(sync_points(crossing(0.8, 1.0)), DEFAULTS))] == [2]
 
 
 def test_an_operation_of_another_group_that_is_seen_for_the_first_time_counts_as_well():
-    """Its age is none as yet."""
+    """Its age is 0 at first."""
     state = crossing(1.0, 1.0)
     own, side = state.ranks[0].beat.groups
     beat = make_beat(0, seq=5, step=90, groups=[msgspec.structs.replace(own, age_ns=0), side])
@@ -168,25 +168,25 @@ def test_an_operation_of_another_group_that_is_seen_for_the_first_time_counts_as
 
 
 @pytest.mark.parametrize("wait_s", [2.1, 9])
-def test_a_missing_rank_that_has_come_to_another_group_long_after_the_wait_began_is_told(wait_s):
+def test_a_missing_rank_that_joined_another_group_long_after_the_wait_began_is_named(wait_s):
     """It goes on training there, or came late to where the others wait for each other."""
     assert found(crossing(0.3, 0.3, wait_s=wait_s)) == {"side": [0, 1]}
 
 
-def test_a_missing_rank_is_told_at_once_if_it_says_that_it_waits_nowhere():
+def test_a_missing_rank_that_reports_no_wait_is_named_at_once():
     assert found(crossing(0, 1.0)) == {"side": [0]}
     assert found(one_missing(1.1)) == {"0": [2]}
 
 
 @pytest.mark.parametrize(("ago_s", "reported"), [(0.4, True), (0.6, False), (1.9, False), (2.1, True)])
-def test_a_missing_rank_that_was_not_heard_for_some_beats_is_given_the_time_to_speak_or_to_fall_silent(ago_s, reported):
-    """It may have come to the other group since; what it says next tells."""
+def test_a_missing_rank_with_a_late_heartbeat_is_withheld_until_it_comes_or_the_rank_is_silent(ago_s, reported):
+    """It may have joined the other group since; its next heartbeat decides."""
     state = crossing(0, 1.0, wait_s=1.9, heard_s={0: NOW_S - ago_s})
 
     assert bool(found(state)) == reported
 
 
-def test_once_it_was_heard_it_is_known_where_it_waits():
+def test_its_next_heartbeat_decides_where_it_waits():
     state = crossing(0, 1.0, heard_s={0: NOW_S - 0.9})
     assert found(state) == {}
     state.apply(make_beat(0, seq=5, step=90, groups=crossing(1.2, 1.0).ranks[0].beat.groups), state.now_ns)
@@ -194,15 +194,15 @@ def test_once_it_was_heard_it_is_known_where_it_waits():
     assert [each.rank.rank for each in minority_of(stuck(sync_points(state), DEFAULTS))] == [2]
 
 
-def test_the_one_that_is_out_of_line_may_not_have_been_heard_either():
-    """Whether it waits in the side group, or has gone nowhere, is not the same trouble."""
+def test_the_heartbeat_of_the_rank_out_of_line_may_be_late_too():
+    """Waiting in the side group and being in no group are different episodes."""
     side = make_group(6, name="side", size=3)
     own = {rank: [make_group(42, 1.2, size=3), side] for rank in range(2)}
 
     assert found(halted(own | {2: [make_group(41, size=3), side]}, heard_s={2: NOW_S - 0.9})) == {}
 
 
-def test_of_several_missing_ranks_those_that_were_not_heard_may_have_come_since():
+def test_of_several_missing_ranks_those_with_a_late_heartbeat_may_have_joined_since():
     groups = {0: make_group(42, 1.1, size=3), 1: make_group(41, size=3), 2: make_group(41, size=3)}
 
     assert found(halted(groups)) == {"0": [1, 2]}
@@ -213,7 +213,7 @@ def test_the_only_missing_rank_of_the_only_group_can_be_nowhere_else():
     assert found(one_missing(1.1, heard_s={2: NOW_S - 0.9})) == {"0": [2]}
 
 
-def test_a_process_that_is_stopped_says_no_more():
+def test_no_heartbeat_is_awaited_from_a_stopped_process():
     state = crossing(0, 1.0, heard_s={0: NOW_S - 0.9})
     state.apply(wire.Held(rank=0, seq=0, by="nothing"), state.now_ns)
     assert found(state) == {}
@@ -222,7 +222,7 @@ def test_a_process_that_is_stopped_says_no_more():
     assert found(state) == {"side": [0]}
 
 
-def test_one_that_said_after_a_long_wait_that_it_waits_nowhere_is_told():
+def test_a_rank_that_reported_no_wait_late_in_a_long_wait_is_named():
     assert found(crossing(0, 1.0, wait_s=9, heard_s={0: NOW_S - 0.9})) == {"side": [0]}
 
 
@@ -252,11 +252,11 @@ def test_a_wait_of_a_second_is_normal(wait_s, reported):
 
 
 @pytest.mark.parametrize(("wait_s", "reported"), [(1.9, False), (2.1, True)])
-def test_a_wait_of_five_times_the_usual_is_normal(wait_s, reported):
+def test_a_wait_of_five_times_the_baseline_is_normal(wait_s, reported):
     assert bool(found(one_missing(wait_s, sync=400))) == reported
 
 
-def test_the_usual_wait_leaves_out_one_in_a_hundred_and_the_first_steps():
+def test_the_baseline_is_the_99th_percentile_without_the_first_steps():
     first = [*train(0, 10, sync=9000), *train(10, 300)]
     first[150] = msgspec.structs.replace(first[150], sync_ns=9000 * MS)
     state = make_run({0: first, 1: first}, now_ns=SECOND)
@@ -279,17 +279,17 @@ def one_missing_at_the_start(wait_s, timeout_s):
     return halted({0: arrived, 1: arrived, 2: make_group(0, completed=None)}, steps=0)
 
 
-def test_the_limits_can_be_moved():
+def test_the_thresholds_can_be_configured():
     limits = msgspec.structs.replace(DEFAULTS, stall=StallLimits(least_s=20.0))
 
     assert found(one_missing(12), limits) == {}
     assert found(one_missing(21), limits)
 
 
-# what is told by whom
+# where the waits come from
 
 
-def test_where_nothing_is_recorded_the_phase_tells():
+def test_without_recorded_operations_the_phase_stands_in():
     unrecorded = {rank: make_group(41 if rank == 2 else 42, completed=None) for rank in range(4)}
     in_sync = {f"r{rank}": {"phase": SYNC, "phase_ns": 12 * SECOND} for rank in (0, 1, 3)}
     (sync_point,) = stuck(sync_points(halted(unrecorded, **in_sync)), DEFAULTS)
@@ -300,7 +300,7 @@ def test_where_nothing_is_recorded_the_phase_tells():
     assert sync_points(halted(unrecorded)) == [], "nobody is in sync"
 
 
-def test_the_phase_tells_of_the_jobs_own_group_only():
+def test_the_phase_stands_in_for_the_default_group_only():
     unrecorded = [make_group(42, completed=None), make_group(3, completed=None, name="side")]
     state = halted({0: unrecorded, 1: unrecorded}, r0={"phase": SYNC, "phase_ns": 12 * SECOND})
 
@@ -315,7 +315,7 @@ def test_the_deadline_is_that_of_the_first_to_give_up():
     assert sync_point.timeout_in_ns == 51 * SECOND
 
 
-def test_between_beats_the_wait_goes_on_and_the_deadline_comes_nearer_by_the_viewers_clock():
+def test_between_heartbeats_the_wait_grows_by_the_viewers_clock():
     state = halted({0: make_group(42, 5, timeout_ns=60 * SECOND), 1: make_group(41)})
     state.tick(state.now_ns + 2 * SECOND)
     (sync_point,) = sync_points(state)
@@ -323,14 +323,14 @@ def test_between_beats_the_wait_goes_on_and_the_deadline_comes_nearer_by_the_vie
     assert (sync_point.waiting[0].age_ns, sync_point.timeout_in_ns) == (7 * SECOND, 53 * SECOND)
 
 
-def test_a_deadline_that_has_passed_is_told_as_such():
+def test_a_deadline_that_has_passed_is_negative():
     state = halted({0: make_group(42, 70, timeout_ns=60 * SECOND), 1: make_group(41)})
 
     assert sync_points(state)[0].timeout_in_ns == -10 * SECOND
 
 
 def test_a_viewer_that_was_stopped_does_not_take_its_own_pause_for_a_wait():
-    """At its last beat everybody had something in flight, as it is in any training."""
+    """At the last heartbeat every rank had an operation in flight, as in any training."""
     state = halted({0: make_group(42, 0.01), 1: make_group(42, 0.01), 2: make_group(41)})
     state.tick(state.now_ns + 600 * SECOND)
 
@@ -338,14 +338,14 @@ def test_a_viewer_that_was_stopped_does_not_take_its_own_pause_for_a_wait():
 
 
 @pytest.mark.parametrize("ranks", [[], [5], [0, 1, 2, 3, 8], range(0, 400, 2)], ids=str)
-def test_members_are_told_in_few_letters_or_not_at_all(ranks):
+def test_members_are_listed_briefly_or_not_at_all(ranks):
     text = wire.ranges(ranks)
 
     assert len(text) <= 200
     assert text == {0: "", 1: "5", 5: "0-3,8"}.get(len(ranks), "")
 
 
-# whatever they tell
+# arbitrary reports
 
 counts = st.integers(0, 3)
 ages_ns = st.sampled_from([0, 1, SECOND // 2, 3 * SECOND, 30 * SECOND, 2**62])
@@ -373,7 +373,7 @@ wild_beats = st.tuples(
 
 @settings(max_examples=100)
 @given(st.lists(wild_beats, min_size=1, max_size=4), st.booleans(), st.integers(0, 20))
-def test_whatever_ranks_tell_of_their_groups_no_rule_raises_and_what_it_finds_can_be_shown(beats, trained, later_s):
+def test_no_rule_raises_and_findings_can_be_shown_whatever_ranks_report_of_their_groups(beats, trained, later_s):
     state = halted({rank: groups for rank, (groups, *_) in enumerate(beats)}, steps=90 if trained else 0)
     for rank, (groups, phase, phase_ns, pause, reason) in enumerate(beats):
         fields = {"phase": phase, "phase_ns": phase_ns, "pause": pause, "groups": groups}
@@ -390,10 +390,10 @@ def test_whatever_ranks_tell_of_their_groups_no_rule_raises_and_what_it_finds_ca
             assert set(finding.ranks) <= set(state.ranks)
 
 
-# nobody is asked for whom the ranks wait as they do in every step
+# the short waits of every step
 
 
-def test_waits_of_a_moment_are_not_looked_into():
+def test_short_waits_make_no_sync_point():
     state = halted({0: make_group(42, 0.05), 1: make_group(41)})
 
     assert sync_points(state, SECOND // 10) == []
@@ -401,13 +401,13 @@ def test_waits_of_a_moment_are_not_looked_into():
     assert [waiting(sync_point) for sync_point in sync_points(state, SECOND // 20)] == [[0]]
 
 
-def test_of_a_rank_that_waited_for_a_moment_and_was_not_heard_since_it_is():
+def test_a_short_wait_of_a_rank_without_a_heartbeat_since_makes_one():
     state = halted({0: make_group(42, 0.05), 1: make_group(41)}, heard_s={0: NOW_S - 2})
 
     assert [waiting(sync_point) for sync_point in sync_points(state, SECOND // 10)] == [[0]]
 
 
-def test_who_wants_to_be_told_of_shorter_waits_is():
+def test_a_lower_threshold_includes_shorter_waits():
     state = halted({0: make_group(42, 0.05), 1: make_group(41)}, sync=0)
     impatient = msgspec.structs.replace(DEFAULTS, stall=StallLimits(least_s=0.02))
 
@@ -415,8 +415,8 @@ def test_who_wants_to_be_told_of_shorter_waits_is():
     assert stall(look(state)) == []
 
 
-def test_who_only_waits_for_ranks_that_cross_is_not_of_the_circle():
-    """Ranks 0 and 1 cross their two groups; 2 and 3 wait for them in the job's own, and nobody waits for 2 and 3."""
+def test_a_group_that_only_waits_for_crossed_ranks_is_not_in_the_cycle():
+    """Ranks 0 and 1 cross their two groups; 2 and 3 wait for them in the default group, and no rank for 2 and 3."""
     job = [make_group(86, 3, size=4), make_group(85, 0, size=4)]
     first, second = {"name": "a", "size": 2, "members": "0-1"}, {"name": "b", "size": 2, "members": "0-1"}
     state = halted(

@@ -1,4 +1,4 @@
-"""From which step to which a rank was slow, and whether that is over, for steps whose truth is known."""
+"""Bounds of slow episodes, for steps whose truth is known."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ HICCUP = 5
 
 
 def slow_in(*parts, odd=0.0, seed=0):
-    """Steps, slow in these parts: each a range and how often in it; elsewhere some odd ones are."""
+    """Steps, slow in these ranges at these rates, and at rate `odd` elsewhere."""
     chance = np.random.default_rng(seed)
     slow = chance.random(STEPS) < odd
     for where, share in parts:
@@ -56,14 +56,14 @@ def test_one_that_was_slow_now_and_then_is_over_after_far_longer_gaps(seed):
     assert abs(episode.last - 199) <= 20
 
 
-def test_an_odd_step_does_not_call_one_back_that_was_over():
+def test_an_odd_step_does_not_reopen_an_ended_episode():
     slow = slow_in((range(80, 180), 1.0))
     slow[-1] = True
 
     assert (episode_of(slow, RARE, HICCUP).last, episode_of(slow, RARE, HICCUP).ended) == (179, True)
 
 
-def test_a_hiccup_does_not_call_one_back_that_was_over():
+def test_a_hiccup_does_not_reopen_an_ended_episode():
     slow = slow_in((range(80, 180), 1.0), (range(220, 230), 1.0))
 
     assert (episode_of(slow, RARE, 18).last, episode_of(slow, RARE, 18).ended) == (179, True)
@@ -91,13 +91,13 @@ def test_with_a_period_only_its_own_steps_count(start):
     assert episode.ended
 
 
-def test_a_single_slow_step_is_a_spell_of_its_own():
+def test_a_single_slow_step_is_an_episode():
     slow = slow_in((range(120, 121), 1.0))
 
     assert (episode_of(slow, RARE, HICCUP).first, episode_of(slow, RARE, HICCUP).last) == (120, 120)
 
 
-def test_where_odd_steps_are_as_many_as_slow_ones_it_is_still_told_from_where_to_where():
+def test_an_episode_has_bounds_even_if_odd_steps_are_as_frequent_as_slow_ones():
     slow = slow_in((range(STEPS), 0.5))
     episode = episode_of(slow, 0.9, HICCUP)
 

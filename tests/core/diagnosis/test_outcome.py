@@ -71,8 +71,8 @@ def test_no_other_run_came_to_a_bad_end(state, alerts):
     assert bad_end(state, alerts) == ""
 
 
-def test_who_lost_a_connection_is_not_said_to_have_begun_it_where_another_was_never_heard():
-    """A rank that fails in its first step ends before it has told that it is there."""
+def test_a_rank_without_any_heartbeat_is_the_root_cause_of_lost_connections():
+    """A rank that fails in its first step ends before its first heartbeat."""
     state = RunState("ab12cd34", "train", 2)
     state.apply(make_hello(0, 1, world_size=2), 10**9)
     state.apply(make_beat(0, 2), 10**9)
@@ -120,7 +120,7 @@ def test_of_several_waits_the_most_severe_one_that_names_ranks_explains_the_end(
         ({"stall": Severity.WARNING, "rank-lost": Severity.CRITICAL}, "stall"),
     ],
 )
-def test_a_bad_end_is_told_by_its_alerts_alone(rules, reported):
+def test_alerts_alone_decide_on_a_bad_end(rules, reported):
     now = Moment(5, 1, 0)
     alerts = [Alert(Finding(rule, how, rule, rule, "", (1,)), now, now) for rule, how in rules.items()]
 

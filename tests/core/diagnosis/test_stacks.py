@@ -1,4 +1,4 @@
-"""What a rank's stack says in few words, and that it stays bounded."""
+"""A rank's stack in a few words, and its bounds."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_the_innermost_call_is_enough_where_it_is_the_scripts_own():
     assert top_of_stack(make_stack(0, OWN, MAIN)) == "collate (train.py:88)"
 
 
-def test_where_all_is_library_the_innermost_call_is_told():
+def test_if_all_is_library_the_innermost_call_is_shown():
     frames = [("wait", "/usr/lib/python3.11/threading.py", 5), ("run", "/usr/lib/python3.11/runpy.py", 9)]
 
     assert top_of_stack(make_stack(0, *frames)) == "wait (threading.py:5)"
@@ -77,7 +77,7 @@ def test_a_stack_stands_outside_the_numbered_stream():
     assert state.ranks[0].stack is not None
 
 
-def test_hostile_stacks_are_tamed():
+def test_hostile_stacks_are_sanitized():
     collective = wire.Collective(HOSTILE, 7, HOSTILE, HOSTILE, False)
     threads = [wire.ThreadStack(HOSTILE, True, [wire.StackFrame(HOSTILE, HOSTILE, 1)])]
     stack = reported(make_stack(threads=threads, collectives=[collective]))

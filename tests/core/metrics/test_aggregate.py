@@ -17,7 +17,7 @@ from tests.builders.windows import FAST, SLOW, aggregate_of, window
 def test_the_slow_rank_has_all_of_the_cost_and_its_phase():
     (cost,) = aggregate_of(window([FAST, FAST, SLOW, FAST])).costs()
 
-    assert (cost.who, cost.phases) == (2, ("backward",))
+    assert (cost.subject, cost.phases) == (2, ("backward",))
     assert cost.share == pytest.approx(10 / 40)
     assert cost.seconds == pytest.approx(50 * 0.010)
 
@@ -97,7 +97,7 @@ def test_a_host_whose_ranks_all_are_slow_has_the_cost_that_none_of_them_has_alon
 
     assert aggregate.costs() == []
     (cost,) = aggregate.host_costs()
-    assert cost.who == "node-b"
+    assert cost.subject == "node-b"
     assert cost.share == pytest.approx(0.25)
 
 
@@ -119,7 +119,7 @@ def test_odd_steps_now_in_one_phase_and_now_in_another_name_none():
     (cost,) = aggregate_of(*windows).costs()
     (of_one,) = aggregate_of(windows[0]).costs()
 
-    assert (cost.who, cost.phases) == (2, ())
+    assert (cost.subject, cost.phases) == (2, ())
     assert cost.share == pytest.approx(of_one.share)
     assert of_one.phases == (PHASES[own[0]],)
 
@@ -136,7 +136,7 @@ def test_a_rank_that_was_stuck_once_is_told_with_its_standstill():
     aggregate = aggregate_of(window([FAST] * 4, steps=100), frozen(8), window([FAST] * 4, first=102, steps=100))
     (cost,) = aggregate.costs()
 
-    assert (cost.who, cost.phases, cost.mainly_hung) == (2, ("other",), True)
+    assert (cost.subject, cost.phases, cost.mainly_hung) == (2, ("other",), True)
     assert (cost.hung.steps, cost.hung.longest_step, cost.hung.rank) == (1, 101, 2)
     assert cost.hung.lost_s == pytest.approx(8.0)
     assert cost.hung.longest_s == pytest.approx(8.040)

@@ -1,4 +1,4 @@
-"""Columns that fold: what comes in is all there, in a fixed number of them."""
+"""Series that merge pairs of columns when they are full."""
 
 import numpy as np
 from hypothesis import given, settings
@@ -17,7 +17,7 @@ def folded(most=8, width=1):
 
 @settings(max_examples=60)
 @given(st.lists(st.integers(0, 10_000), min_size=1, max_size=60), st.integers(1, 5))
-def test_whatever_the_length_the_sum_the_least_and_the_most_are_kept_in_few_columns(steps, width):
+def test_sum_minimum_and_maximum_are_kept_at_any_length(steps, width):
     columns = folded(width=width)
     steps = np.array(sorted(steps))
     for part in np.array_split(steps, 4):
@@ -33,7 +33,7 @@ def test_whatever_the_length_the_sum_the_least_and_the_most_are_kept_in_few_colu
     assert columns.begins[-1] <= steps.max() < columns.begins[-1] + columns.width
 
 
-def test_a_value_stands_in_the_column_of_its_step_after_folding():
+def test_a_value_is_in_the_column_of_its_step_after_merging():
     columns = folded()
     columns.add("sum", columns.places(np.array([100])), np.array([7.0]))
     columns.add("sum", columns.places(np.array([131])), np.array([9.0]))
@@ -43,7 +43,7 @@ def test_a_value_stands_in_the_column_of_its_step_after_folding():
     assert columns["sum"].tolist() == [7.0, 0, 0, 0, 0, 0, 0, 9.0]
 
 
-def test_what_comes_late_from_before_the_beginning_counts_as_the_first_column():
+def test_positions_before_the_origin_count_as_the_first_column():
     columns = folded()
     columns.add("sum", columns.places(np.array([50])), np.array([1.0]))
     columns.add("sum", columns.places(np.array([10])), np.array([2.0]))

@@ -1,4 +1,4 @@
-"""Quantiles of many values in a fixed size: as exact as the digits in which they are told."""
+"""Quantiles from a histogram of fixed size are exact to the digits that are shown."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def spread_of(values):
 
 @pytest.mark.parametrize("middle_ms", [1.004, 9.974, 31.37, 99.44, 182.4, 994.6, 7300.0])
 @pytest.mark.parametrize("wide", [0.002, 0.02, 0.2])
-def test_the_median_of_many_steps_is_the_one_that_is_printed(middle_ms, wide):
-    """In three digits, whatever its place among them is."""
+def test_the_median_is_exact_to_three_digits(middle_ms, wide):
+    """For any median and width of the distribution."""
     chance = np.random.default_rng(0)
     values = middle_ms * MS * np.exp(wide * chance.standard_normal(20_001))
     median = float(np.median(values))
@@ -34,7 +34,7 @@ def test_the_median_of_many_steps_is_the_one_that_is_printed(middle_ms, wide):
 
 
 @given(st.lists(st.floats(1.0, 1e15), min_size=1, max_size=50), st.floats(0.0, 1.0))
-def test_a_quantile_of_few_is_that_of_the_values_themselves(values, part):
+def test_a_quantile_of_few_values_is_exact(values, part):
     found = spread_of(values).quantile(part)
 
     assert found == pytest.approx(float(np.quantile(values, part)), rel=0.0011)
@@ -46,5 +46,5 @@ def test_the_median_of_two_is_between_them():
     assert spread_of([20 * MS, 30 * MS]).quantile(0.5) == 25 * MS
 
 
-def test_of_nothing_there_is_none():
+def test_there_is_no_quantile_of_nothing():
     assert spread_of([]).quantile(0.5) is None

@@ -11,8 +11,9 @@ from ddpwatch import wire
 from ddpwatch.core.metrics.timeline import CHUNK_STEPS, NOT_KNOWN, SERIES, Timeline
 from ddpwatch.core.state.run import RunState
 from ddpwatch.core.state.step_store import CAPACITY_STEPS
-from ddpwatch.simulator.scenario import Fault, Scenario, frames
+from ddpwatch.simulator.scenario import Fault, Scenario
 from tests.builders.fake_rank import MS, make_snap, make_step
+from tests.builders.scenario_frames import frames
 from tests.builders.synthetic_run import make_run, train
 
 

@@ -1,4 +1,4 @@
-"""How hard the machines worked: every reading once, however often it is looked."""
+"""Utilization over a run counts every reading once."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SECOND_NS = 10**9
 
 
 def received(seconds, looks=(), every_s=0, **gpu):
-    """A rank whose GPU is read once a second; `looks` = after which of them it is looked."""
+    """A rank whose GPU is read once a second; `looks` = after which readings it is sampled."""
     state, loads = RunState("ab12cd34", "train", 1), Utilization(every_s * SECOND_NS)
     state.apply(make_hello(seq=1, world_size=1), SECOND_NS)
     for second in range(1, seconds + 1):
@@ -27,7 +27,7 @@ def received(seconds, looks=(), every_s=0, **gpu):
     return loads
 
 
-def test_every_reading_counts_once_whenever_it_is_looked():
+def test_every_reading_counts_once_however_often_it_is_sampled():
     loads = received(90, looks=range(0, 90, 30), util_percent=lambda second: 100 if second <= 45 else 50)
     load = loads.gpus[0, "cuda:0"]
 
@@ -38,7 +38,7 @@ def test_every_reading_counts_once_whenever_it_is_looked():
     assert (mean[0], least[0], most[0], mean[-1]) == (100, 100, 100, 50)
 
 
-def test_a_look_that_comes_too_soon_is_passed_over_and_nothing_is_lost():
+def test_an_early_sample_is_skipped_and_nothing_is_lost():
     loads = received(90, looks=range(91), every_s=40)
 
     assert loads.gpus[0, "cuda:0"].counts["util_percent"] == 90
@@ -52,7 +52,7 @@ def test_a_long_run_has_no_more_columns_than_a_chart():
     assert loads.curve("power_mw")[0][-1] == pytest.approx(400_000)
 
 
-def test_reasons_that_hold_clocks_down_are_counted_by_time():
+def test_throttle_reasons_are_counted_by_moment():
     loads = received(40, throttle=lambda second: ["hw_thermal_slowdown"] if second > 30 else [])
 
     assert loads.gpus[0, "cuda:0"].held_share == pytest.approx(0.25)

@@ -1,4 +1,4 @@
-"""Windows: what adds up in them, which steps are in, and which ranks are left out by name."""
+"""Windows: their sums, which steps they hold, and which ranks are excluded by name."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_all_ranks_together_cost_the_job_no_more_than_it_took(steps_by_rank):
     assert (window.straggler_cost_ns.sum(axis=0) <= window.step_ns.min(axis=0)).all()
 
 
-def test_at_each_meeting_only_the_last_to_arrive_costs_something():
+def test_at_each_sync_point_only_the_last_to_arrive_has_a_cost():
     late = {0: {"sync": 12}, 1: {"sync": 2, "backward": 26}, 2: {"sync": 9, "backward": 19}}
     window = window_of({rank: train(1, 20, **phases) for rank, phases in late.items()})
 
@@ -85,7 +85,7 @@ def test_at_each_meeting_only_the_last_to_arrive_costs_something():
 
 
 @given(st.integers(2, 6).flatmap(lambda ranks: st.lists(st.lists(st.integers(0, 9), min_size=ranks, max_size=ranks))))
-def test_what_is_imposed_is_the_distance_from_the_least_to_the_next(by_step):
+def test_straggler_cost_is_the_gap_between_the_two_shortest_waits(by_step):
     sync_ns = np.array(by_step, dtype=np.int64).reshape(len(by_step), -1).T if by_step else np.zeros((2, 0), np.int64)
     cost_ns = np.ones_like(sync_ns)
     before = sync_ns.copy()
@@ -99,7 +99,7 @@ def test_what_is_imposed_is_the_distance_from_the_least_to_the_next(by_step):
     assert (sync_ns == before).all()
 
 
-def test_a_rank_alone_costs_nobody_anything():
+def test_a_single_rank_has_no_straggler_cost():
     window = window_of({0: train(1, 20)})
 
     assert not window.straggler_cost_ns.any()
@@ -139,7 +139,7 @@ def test_only_steps_that_all_ranks_have_are_in_the_window():
 
 
 @pytest.mark.parametrize(("first", "upto"), [(10, 30), (0, 30), (25, 39), (38, 39)])
-def test_a_window_begins_and_ends_where_it_was_told_and_never_with_step_0(first, upto):
+def test_a_window_keeps_its_bounds_and_never_holds_step_0(first, upto):
     window = window_of({rank: train(0, 40) for rank in range(2)}, first=first, upto=upto)
 
     assert window.indices.tolist() == list(range(max(first, 1), upto + 1))
@@ -163,7 +163,7 @@ def healthy_but(rank, steps, world=4):
 
 @pytest.mark.parametrize("forward", [40 * WindowLimits.IMPLAUSIBLE_FACTOR, 10**9])
 @pytest.mark.parametrize("liar", [0, 3])
-def test_a_rank_whose_time_cannot_be_true_is_named_and_the_others_are_judged_as_before(liar, forward):
+def test_an_implausible_rank_is_named_and_the_figures_of_others_do_not_change(liar, forward):
     window = window_of(healthy_but(liar, train(1, 60, forward=int(forward))))
     honest = [rank for rank in range(4) if rank != liar]
     without = window_of({rank: steps for rank, steps in healthy_but(liar, []).items() if rank != liar}, world=4)
@@ -176,26 +176,26 @@ def test_a_rank_whose_time_cannot_be_true_is_named_and_the_others_are_judged_as_
     assert (window.table == without.table).all()
 
 
-def test_a_rank_that_claims_to_take_no_time_is_not_believed():
+def test_a_rank_that_claims_to_take_no_time_is_implausible():
     nothing = dict.fromkeys(wire.PHASES, 0)
 
     assert window_of(healthy_but(2, train(1, 60, **nothing))).implausible == (2,)
 
 
-def test_of_two_ranks_neither_is_disbelieved():
+def test_of_two_ranks_neither_is_implausible():
     window = window_of({0: train(1, 60), 1: train(1, 60, forward=10**6)})
 
     assert (window.ranks, window.implausible) == ((0, 1), ())
 
 
-def test_a_straggler_is_slow_and_still_believed():
+def test_a_straggler_is_slow_but_plausible():
     late = {0: {"sync": 102}, 1: {"backward": 116}, 2: {"sync": 102}}
 
     assert window_of({rank: train(1, 60, **phases) for rank, phases in late.items()}).implausible == ()
 
 
 @pytest.mark.parametrize("ahead", [CAPACITY_STEPS, 10**6])
-def test_a_rank_that_counts_far_ahead_is_left_out_and_the_others_are_judged_as_before(ahead):
+def test_a_rank_far_ahead_is_left_out_and_the_figures_of_others_do_not_change(ahead):
     window = window_of(healthy_but(3, train(60 + ahead, 60)))
     without = window_of({rank: steps for rank, steps in healthy_but(3, []).items() if rank != 3}, world=4)
 
@@ -204,7 +204,7 @@ def test_a_rank_that_counts_far_ahead_is_left_out_and_the_others_are_judged_as_b
 
 
 @pytest.mark.parametrize("done", [0, 5], ids=["not one step", "few steps"])
-def test_a_rank_that_counts_far_behind_is_left_out_and_the_others_are_judged_as_before(done):
+def test_a_rank_far_behind_is_left_out_and_the_figures_of_others_do_not_change(done):
     steps_by_rank = {rank: train(CAPACITY_STEPS + 100, 60) for rank in range(3)}
     window = window_of({**steps_by_rank, 3: train(1, done)})
 
@@ -220,14 +220,14 @@ def test_a_window_without_ranks_or_steps_is_empty_and_has_no_figures():
     assert look(nothing).window.straggler_cost_ns.shape == (4, 0)
 
 
-def test_of_short_steps_more_are_looked_at_but_not_more_than_are_kept():
+def test_short_steps_scale_the_window_up_to_a_bound():
     assert scaled_steps(100, 5.0, 100 * MS) == 100
     assert scaled_steps(100, 5.0, 25 * MS) == 200
     assert scaled_steps(100, 5.0, 1.0) == CAPACITY_STEPS // 2
     assert scaled_steps(100, 5.0, 0.0) == 100
 
 
-def test_numbers_at_the_edge_of_what_is_believed_do_not_overflow():
+def test_the_largest_valid_numbers_do_not_overflow():
     most = 2**55
     window = window_of(
         {rank: [make_step(index, forward_ns=most - 10**9) for index in range(1, 300)] for rank in (0, 1)}

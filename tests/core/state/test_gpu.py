@@ -1,4 +1,4 @@
-"""What is kept of GPUs: the last reading, some minutes of curves, and nothing that a rank could swell."""
+"""GPU state: the latest reading, some minutes of history, bounded whatever a rank sends."""
 
 import numpy as np
 import pytest
@@ -9,7 +9,7 @@ from ddpwatch.core.state.gpu import (
     CROWDED_MOMENTS,
     CURVES,
     KEPT_MOMENTS,
-    MAX_KNOWN,
+    MAX_DEVICES,
     NOT_REPORTED,
     THROTTLE_REASONS,
     GpuHistory,
@@ -82,15 +82,15 @@ def test_a_late_viewer_gets_the_curves_and_goes_on_from_there():
     assert state.ranks[0].gpus.histories["cuda:0"].curve("util_percent").tolist() == list(range(1, 11))
 
 
-def test_a_rank_that_claims_ever_more_gpus_is_not_believed():
+def test_the_number_of_gpus_of_a_rank_is_bounded():
     state = make_state()
     for seq in range(1, 100):
         state.apply(make_gpus(0, [make_gpu(device=f"cuda:{seq}")], mono_ns=seq, seq=seq), SECOND)
 
-    assert len(state.ranks[0].gpus.histories) == MAX_KNOWN
+    assert len(state.ranks[0].gpus.histories) == MAX_DEVICES
 
 
-def test_texts_of_gpus_are_tamed():
+def test_texts_of_gpus_are_sanitized():
     evil = "[red]\x1b[2J\u202e" + "x" * 150
     gpu = make_gpu(
         device=evil, uuid=evil, name=evil, throttle=[evil], absent={evil: evil}, processes=[wire.GpuProcess(1, 2, evil)]
@@ -103,7 +103,7 @@ def test_texts_of_gpus_are_tamed():
     assert "\\u202e" not in reported
 
 
-def test_what_a_backend_tells_of_a_step_later_is_added_to_it():
+def test_late_all_reduce_figures_are_added_to_their_step():
     state = make_state()
     steps = [wire.Step(index, (index + 1) * SECOND, 1, 2, 3, 4, 5, 6) for index in range(3)]
     state.apply(wire.Steps(rank=0, seq=1, steps=steps), SECOND)
@@ -124,7 +124,7 @@ def test_gpus_survive_the_wire_and_absent_figures_take_no_room():
 
 
 @pytest.mark.parametrize("kept", [1, 2, 8])
-def test_the_reasons_that_held_the_clocks_stay_with_their_moments(kept):
+def test_throttle_reasons_stay_with_their_moments(kept):
     history = GpuHistory(kept)
     for moment in range(3 * kept + 5):
         history.put(moment + 1, (moment,) * len(CURVES), moment % 7)
@@ -132,7 +132,7 @@ def test_the_reasons_that_held_the_clocks_stay_with_their_moments(kept):
     assert history.held().tolist() == [moment % 7 for moment in history.curve("sm_mhz").astype(int)]
 
 
-def test_reasons_are_told_by_readings_and_not_by_snapshots():
+def test_readings_carry_throttle_reasons_and_snapshots_do_not():
     state = make_state()
     moments = [wire.GpuMoment(SECOND, "cuda:0")]
     hot = make_gpu(throttle=["sw_power_cap", "gpu_idle", "hw_thermal_slowdown"])
@@ -146,7 +146,7 @@ def test_reasons_are_told_by_readings_and_not_by_snapshots():
     ]
 
 
-def test_a_reading_is_of_now_only_for_a_while():
+def test_an_old_reading_is_stale():
     state = make_state()
     state.apply(make_gpus(0, mono_ns=5), SECOND)
     gpus = state.ranks[0].gpus
@@ -156,7 +156,7 @@ def test_a_reading_is_of_now_only_for_a_while():
 
 
 @pytest.mark.parametrize("times", [range(12), range(3), (0, 1, 1, 4, 2, 5)])
-def test_a_history_that_comes_at_once_is_kept_as_if_it_had_come_moment_by_moment(times):
+def test_a_history_in_one_piece_equals_one_put_moment_by_moment(times):
     figures = [
         tuple(None if place == time % 6 else float(time + place) for place in range(len(CURVES))) for time in times
     ]

@@ -1,4 +1,4 @@
-"""One rank of four sends nonsense: it is named, it takes no room, and the others are judged as without it."""
+"""One rank of four sends invalid data: it is named, memory stays bounded, and the others are evaluated as usual."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ from ddpwatch.core.monitor import Monitor
 from ddpwatch.core.state.rank import MAX_CHECKSUMS, MAX_LOADERS, MAX_NOTES
 from ddpwatch.core.state.run import RunState
 from ddpwatch.core.state.step_store import CAPACITY_STEPS, COLUMNS, MAX_STEP_NS
-from ddpwatch.simulator.scenario import Fault, Scenario, frames
+from ddpwatch.simulator.scenario import Fault, Scenario
 from tests.builders.fake_rank import MS, make_beat
+from tests.builders.scenario_frames import frames
 
 WORLD = 4
 LIAR = 3
@@ -35,7 +36,7 @@ def messages_of(steps=200):
 
 
 def hear(lie=None, liar=LIAR, steps=200):
-    """A watch of the run in which the liar's steps go through `lie`, which yields payloads."""
+    """A monitor of the run in which the liar's steps go through `lie`, which yields payloads."""
     monitor = Monitor(RunState("ab12cd34", "train", WORLD))
     now_ns = 0
     for message in messages_of(steps):
@@ -50,7 +51,7 @@ def hear(lie=None, liar=LIAR, steps=200):
 
 
 received = cache(hear)
-"""The same for tests that only look at it: nobody may change it."""
+"""The same, shared by tests that only read it."""
 
 
 def each(**changed):
@@ -68,7 +69,7 @@ def each(**changed):
 
 @cache
 def raw(*fields):
-    """A lie that no struct would hold: the fields of a step as they are put on the wire."""
+    """A lie that no struct can hold: the raw fields of a step on the wire."""
 
     def lie(message):
         steps = [[step.index, step.end_ns, *fields] for step in message.steps]
@@ -91,7 +92,7 @@ def nothing_at_all(message):
 
 
 def snapshots(message):
-    """The same again and again, in snapshots that are as large as they may be."""
+    """The same steps repeatedly, in snapshots of the maximum size."""
     hello = next(each for each in messages_of() if isinstance(each, wire.Hello) and each.rank == message.rank)
     many = [change(step, forward_ns=ABSURD_NS, index=index) for step in message.steps[:1] for index in range(600)]
     yield wire.encode(
@@ -104,10 +105,10 @@ BELIEVED = {
     "absurd waiting": each(sync_ns=ABSURD_NS),
     "absurd after a while": each(forward_ns=lambda step: ABSURD_NS if step.index > 80 else step.forward_ns),
     "no time at all": each(**{f"{phase}_ns": 0 for phase in wire.PHASES}),
-    "the same steps told differently": twice_differently,
+    "the same steps with other values": twice_differently,
     "snapshots of absurd steps": snapshots,
 }
-"""Steps that can be read."""
+"""Lies in valid steps."""
 UNUSABLE = {
     "longer than a year": each(forward_ns=MAX_STEP_NS + 1),
     "the largest number": each(forward_ns=2**62, end_ns=2**62),
@@ -120,7 +121,7 @@ UNUSABLE = {
     "too few fields": raw(1, 1),
     "no msgpack": nothing_at_all,
 }
-"""Not one step of the rank can be used."""
+"""Lies that make every step of the rank invalid."""
 BEHIND = {
     "runs backwards after a while": each(index=lambda step: step.index if step.index < 41 else 40 - step.index % 41),
     "runs backwards from the beginning": each(index=lambda step: 500 - step.index),
@@ -206,14 +207,14 @@ def test_a_rank_that_counts_far_ahead_is_named(lie):
     assert_told(received(lie))
 
 
-def test_frames_that_do_not_say_whose_they_are_are_blamed_on_nobody():
+def test_frames_without_a_rank_are_counted_unassigned():
     monitor = received(nothing_at_all)
 
     assert monitor.book.open["lossy", "unassigned"].finding.ranks == ()
 
 
 @pytest.mark.parametrize("lie", [BELIEVED["absurd durations"], BELIEVED["no time at all"]], ids=["absurd", "nothing"])
-def test_the_first_rank_has_no_more_power_than_the_last(lie):
+def test_a_lying_first_rank_is_found_as_well_as_a_lying_last_one(lie):
     monitor = received(lie, liar=0)
 
     assert stragglers(monitor) == HONEST
@@ -221,7 +222,7 @@ def test_the_first_rank_has_no_more_power_than_the_last(lie):
 
 
 @pytest.mark.parametrize("fields", [(-5, 1, 1, 1, 1, 1), (math.nan, 1, 1, 1, 1, 1), (1, 1, 1, math.inf, 1, 1)], ids=str)
-def test_what_is_no_number_of_nanoseconds_is_a_bad_frame_of_its_rank(fields):
+def test_invalid_nanoseconds_make_a_bad_frame_of_the_rank(fields):
     monitor = received(raw(*fields))
 
     assert monitor.state.ranks[LIAR].bad == sum(
@@ -236,14 +237,14 @@ def test_what_is_no_number_of_nanoseconds_is_a_bad_frame_of_its_rank(fields):
     [{"cpu_percent": -1.0}, {"cpu_percent": math.nan}, {"rss_bytes": -1}, {"phase": 6}, {"step": 1.5}],
     ids=str,
 )
-def test_a_beat_that_makes_no_sense_is_a_bad_frame_of_its_rank(changed):
+def test_an_invalid_heartbeat_is_a_bad_frame_of_its_rank(changed):
     state = RunState("ab12cd34", "train", WORLD)
     state.ingest(msgspec.msgpack.encode({**msgspec.to_builtins(make_beat(LIAR)), **changed}), 1)
 
     assert (state.ranks[LIAR].bad, state.ranks[LIAR].beat) == (1, None)
 
 
-def test_a_million_steps_take_the_room_of_six_hundred():
+def test_a_million_steps_take_the_memory_of_six_hundred():
     monitor = hear()
     now_ns, seq, each_message = monitor.state.now_ns, 10**4, 4096
     template = messages_of()[-2].steps[0]
@@ -269,7 +270,7 @@ def test_a_rank_beyond_the_world_is_refused_and_takes_no_room():
     assert stragglers(monitor) == HONEST
 
 
-def test_events_without_end_take_bounded_room():
+def test_endless_events_take_bounded_memory():
     monitor = hear()
     for number in range(3000):
         common = {"rank": LIAR, "seq": 10**4 + number, "step": number}

@@ -1,4 +1,4 @@
-"""Resident memory is kept now and then, for an hour, in few bytes."""
+"""Resident memory is sampled at an interval and kept for an hour."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ def reported(moments, every_ns=RSS_SAMPLE_NS):
     return rss_history
 
 
-def test_one_is_taken_now_and_then():
+def test_samples_are_taken_at_the_interval():
     rss_history = reported(41, RSS_SAMPLE_NS // 4)
 
     assert len(rss_history) == 11
     assert rss_history.spread(100) == ([k * RSS_SAMPLE_NS for k in range(11)], [4 * k + 1 for k in range(11)])
 
 
-def test_what_is_not_known_is_no_moment():
+def test_zero_bytes_are_not_a_sample():
     rss_history = RssHistory()
     rss_history.put(5, 0)
     assert (len(rss_history), rss_history.span, rss_history.spread(10)) == (0, None, ([], []))
@@ -29,14 +29,14 @@ def test_what_is_not_known_is_no_moment():
     assert (len(rss_history), rss_history.span, rss_history.spread(10)) == (1, None, ([6], [7]))
 
 
-def test_the_oldest_make_room():
+def test_the_oldest_samples_are_dropped():
     rss_history = reported(RSS_SAMPLES_KEPT + 5)
 
     assert len(rss_history) == RSS_SAMPLES_KEPT
     assert rss_history.span == ((5 * RSS_SAMPLE_NS, 6), ((RSS_SAMPLES_KEPT + 4) * RSS_SAMPLE_NS, RSS_SAMPLES_KEPT + 5))
 
 
-def test_of_many_some_are_told_evenly_spread_and_the_last_among_them():
+def test_a_subset_is_evenly_spaced_and_ends_with_the_last():
     times_ns, used = reported(RSS_SAMPLES_KEPT).spread(60)
 
     assert len(used) == 60
@@ -45,7 +45,7 @@ def test_of_many_some_are_told_evenly_spread_and_the_last_among_them():
     assert times_ns == [(each - 1) * RSS_SAMPLE_NS for each in used]
 
 
-def test_a_copy_goes_its_own_way():
+def test_a_copy_is_independent():
     rss_history = reported(3)
     other = rss_history.copy()
     rss_history.put(3 * RSS_SAMPLE_NS, 4)

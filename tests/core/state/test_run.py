@@ -1,4 +1,4 @@
-"""The state after messages that come doubled, late, hostile, or not at all."""
+"""The state after messages that arrive duplicated, late, hostile, or not at all."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def conditions(state):
     return [state.condition(rank) for rank in state.ranks.values()]
 
 
-def test_a_rank_that_was_never_heard_is_missing():
+def test_a_rank_without_any_message_is_missing():
     state = make_state()
     state.apply(make_beat(0), now_ns=1)
 
@@ -45,11 +45,11 @@ def test_a_rank_that_was_never_heard_is_missing():
     assert state.run_condition() == "live"
 
 
-def test_nothing_heard_is_waiting():
+def test_a_run_without_any_message_is_waiting():
     assert make_state().run_condition() == "waiting"
 
 
-def test_silence_is_told_by_time_alone():
+def test_missing_heartbeats_make_a_rank_silent():
     state = make_state(1)
     state.apply(make_beat(0), now_ns=1)
 
@@ -63,7 +63,7 @@ def test_silence_is_told_by_time_alone():
     assert conditions(state) == ["ok"]
 
 
-def test_who_was_heard_before_the_viewer_was_held_up_is_silent_only_if_it_stays_so():
+def test_a_stall_of_the_viewer_does_not_make_ranks_silent():
     state = make_state(2)
     state.apply(make_beat(0), now_ns=1)
     state.apply(make_beat(1), now_ns=2 * LivenessLimits.NO_HEARTBEAT_NS)
@@ -76,7 +76,7 @@ def test_who_was_heard_before_the_viewer_was_held_up_is_silent_only_if_it_stays_
     assert conditions(state) == ["silent", "silent"]
 
 
-def test_steps_without_a_beat_do_not_hide_silence():
+def test_steps_without_heartbeats_do_not_keep_a_rank_alive():
     state = make_state(1)
     state.apply(make_beat(0, seq=1), now_ns=0)
     state.apply(make_steps(2, 1), now_ns=LivenessLimits.NO_HEARTBEAT_NS)
@@ -145,7 +145,7 @@ def test_buckets_are_outside_the_numbered_stream():
     assert len(state.ranks[0].notes) == 1
 
 
-def test_a_late_beat_does_not_turn_the_figures_back():
+def test_a_late_heartbeat_does_not_set_figures_back():
     state = make_state()
     state.apply(make_beat(0, seq=2, step=8), now_ns=1)
     state.apply(make_beat(0, seq=1, step=7), now_ns=2)
@@ -225,7 +225,7 @@ def test_an_impossible_step_is_counted_and_dropped():
     assert state.ranks[0].bad == 1
 
 
-def test_hostile_text_is_tamed_wherever_it_comes_in():
+def test_hostile_text_is_sanitized_in_every_message():
     state = RunState("ab12cd34", HOSTILE, 1, [Place(0, HOSTILE, 1)])
     hello = make_hello(
         0, host=HOSTILE, model=HOSTILE, backend=HOSTILE, run_name=HOSTILE, device=HOSTILE, ddp={HOSTILE: HOSTILE}

@@ -1,4 +1,4 @@
-"""Text from outside cannot do anything but be read."""
+"""Text from outside is reduced to printable text."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from ddpwatch.wire import Note
         ("\x00\x07\x7f", ""),
     ],
 )
-def test_only_what_can_be_read_is_kept(hostile, kept):
+def test_only_printable_text_is_kept(hostile, kept):
     assert kept == sanitize(hostile, 80)
 
 
@@ -47,7 +47,7 @@ def test_no_text_gets_a_control_character_through(text, limit):
 
 
 @given(st.lists(st.text(max_size=6)), st.integers(1, 6))
-def test_several_are_tame_if_each_of_them_is(texts, limit):
+def test_several_texts_are_sanitized_if_each_of_them_is(texts, limit):
     assert are_sanitized(texts, limit) == all(is_sanitized(text, limit) for text in texts)
 
 

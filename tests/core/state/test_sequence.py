@@ -1,4 +1,4 @@
-"""Lost messages are counted; doubled and late ones are not mistaken for them."""
+"""Lost messages are counted; duplicates and late ones are not."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_a_leap_beyond_the_window_is_counted_whole():
     taken(sequence, [1, 2**62])
 
     assert sequence.lost == 2**62 - 2
-    assert taken(sequence, [2]) == [], "too old to be told from a duplicate"
+    assert taken(sequence, [2]) == [], "too old to be distinguished from a duplicate"
 
 
 @given(st.lists(st.integers(0, WINDOW - 1), min_size=1, max_size=200), st.randoms(use_true_random=False))

@@ -1,4 +1,4 @@
-"""Tables of steps bring back what went into them, whatever that was; what is no table brings nothing."""
+"""Step tables survive a round trip; bytes that are not a table decode to nothing."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ def ring_of(reported, capacity=16):
 
 
 def seen(ring):
-    """All that one can ask of it."""
+    """Everything observable of a ring."""
     held = ring.indices()
     plain = [ring.is_plain(first, ring.newest) for first in range(42)]
     return held.tolist(), ring.latest(100).tolist(), ring.newest, plain
 
 
 @given(st.lists(st.lists(steps, max_size=30), max_size=5))
-def test_what_is_written_is_read(by_rank):
+def test_a_written_table_is_read_back(by_rank):
     rings = [ring_of(reported, 64) for reported in by_rank]
     written = list(write_tables(list(enumerate(rings)), 20))
 
@@ -53,7 +53,7 @@ def test_what_is_written_is_read(by_rank):
 
 
 @given(before=indices, rows=indices, flagged=st.sets(st.integers(0, 40)))
-def test_many_at_once_are_as_one_after_the_other(before, rows, flagged):
+def test_rows_in_one_call_equal_rows_one_by_one(before, rows, flagged):
     later = [make_step(index, flags=int(index in flagged)) for index in sorted(set(rows))]
     at_once, one_by_one = (ring_of(make_step(index) for index in before) for _ in range(2))
     table = np.array([[getattr(step, name) for name in COLUMNS] for step in later], np.int64).reshape(-1, len(COLUMNS))
@@ -63,14 +63,14 @@ def test_many_at_once_are_as_one_after_the_other(before, rows, flagged):
 
     held, latest, newest, plain = seen(at_once)
     assert (held, latest, newest) == seen(one_by_one)[:3]
-    # One that looks back over all it has may know more.
+    # A ring that recomputes its gapless range may know more.
     assert all(knows or not knew for knows, knew in zip(plain, seen(one_by_one)[3], strict=True))
     for first in [index for index, is_plain in enumerate(plain) if is_plain]:
         assert set(range(first, newest + 1)) <= set(held)
         assert not at_once.column("flags", np.arange(first, newest + 1)).any()
 
 
-def test_rows_out_of_their_order_are_left_out():
+def test_rows_out_of_order_are_skipped():
     ring = StepRing(StepStore(1, 16))
     rows = np.zeros((4, len(COLUMNS)), np.int64)
     rows[:, 0] = [5, 3, 5, 6]
@@ -86,9 +86,9 @@ def test_more_ranks_than_a_table_has_go_into_the_next_one():
     assert [len(list(read_table(table))) for table in tables] == [TABLE_RANKS, 3]
 
 
-def test_earlier_ones_change_nothing_that_is_later():
+def test_earlier_steps_do_not_replace_later_ones():
     state = RunState("ab", "run", 1)
-    state.ranks[0].record([make_step(index) for index in (5, 6)])
+    state.ranks[0].add_steps([make_step(index) for index in (5, 6)])
     (table,) = write_tables([(0, ring_of([make_step(index, forward=9) for index in (3, 4, 5, 9)]))], 10)
     apply_table(state, table, earlier=True)
 
@@ -108,7 +108,7 @@ def test_earlier_ones_change_nothing_that_is_later():
         ("presync_ns", 3_000_000),
     ],
 )
-def test_a_step_that_cannot_be_is_passed_over_and_the_others_are_not(column, value):
+def test_an_invalid_step_is_skipped_and_the_others_are_read(column, value):
     ring = ring_of([make_step(index) for index in (1, 2, 3)])
     ring.store.table[0, 2, COLUMN[column]] = value
     (table,) = write_tables([(0, ring)], 10)
@@ -118,7 +118,7 @@ def test_a_step_that_cannot_be_is_passed_over_and_the_others_are_not(column, val
 
 
 @given(st.binary(max_size=60), st.integers(0, 400), st.integers(0, 255))
-def test_what_is_no_table_brings_nothing_and_harms_nobody(noise, place, byte):
+def test_bytes_that_are_not_a_table_are_ignored(noise, place, byte):
     (table,) = write_tables([(0, ring_of([make_step(index) for index in range(9)]))], 10)
     state = RunState("ab", "run", 1)
     damaged = bytearray(table)
@@ -131,7 +131,7 @@ def test_what_is_no_table_brings_nothing_and_harms_nobody(noise, place, byte):
 
 
 def test_a_small_table_that_claims_to_be_a_large_one_is_not_read():
-    """Without a single byte for them: what is left out is zero."""
+    """All-zero planes take no bytes."""
     for counts in ([MAX_ROWS + 1], [2**62]):
         claim = NO_MESSAGE + msgspec.msgpack.encode([[0], counts, bytes(len(COLUMNS)), b""])
         assert list(read_table(claim)) == []

@@ -1,4 +1,4 @@
-"""The ring keeps the last 600 steps, each once, in whatever order they come."""
+"""The ring keeps the last 600 steps, each once, in any order of arrival."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ def filled(indices):
 
 
 def test_every_number_of_a_step_is_kept():
-    """Only what the script logged has no place in an array of integers."""
+    """Except logged values, which do not fit into an array of integers."""
     assert {"values"} == set(Step.__struct_fields__) - set(COLUMNS)
 
 
-def test_old_steps_make_room():
+def test_the_oldest_steps_are_dropped():
     ring = filled(range(1000))
 
     assert list(range(400, 1000)) == ring.indices().tolist()
@@ -39,7 +39,7 @@ def test_late_and_doubled_steps_find_their_place():
 
 
 def test_a_step_from_before_the_window_is_not_kept():
-    """Its slot is free because step 605 never came; it is old all the same."""
+    """Its slot is free because step 605 never arrived."""
     ring = filled([5, 1000])
 
     assert ring.indices().tolist() == [1000]
@@ -57,7 +57,7 @@ def test_an_empty_ring_holds_nothing():
     first=st.integers(0, 45),
     length=st.integers(1, 10),
 )
-def test_plain_is_what_is_held_whole_and_without_a_flag(order, flagged, first, length):
+def test_a_range_is_plain_if_all_its_steps_are_held_and_unflagged(order, flagged, first, length):
     ring = StepRing(StepStore(1, 16))
     for index in order:
         ring.put_all([make_step(index, flags=int(index in flagged))])
@@ -75,7 +75,7 @@ def test_plain_is_what_is_held_whole_and_without_a_flag(order, flagged, first, l
         assert gap or any(index in flagged for index in order) or order != sorted(order)
 
 
-def test_steps_in_their_order_are_plain_even_when_the_ring_has_gone_round():
+def test_consecutive_steps_are_plain_after_the_ring_wraps():
     ring = StepRing(StepStore(1, 16))
     for index in range(100):
         ring.put_all([make_step(index)])
@@ -90,7 +90,7 @@ def test_steps_in_their_order_are_plain_even_when_the_ring_has_gone_round():
     flagged=st.sets(st.integers(0, 40)),
     ends=st.sets(st.integers(0, 60)),
 )
-def test_steps_that_come_together_are_kept_as_if_they_came_one_by_one(order, flagged, ends):
+def test_steps_in_one_batch_equal_steps_one_by_one(order, flagged, ends):
     steps = [
         make_step(index, flags=int(index in flagged), end_ns=10**9 + (place in ends))
         for place, index in enumerate(order)
@@ -108,12 +108,12 @@ def test_steps_that_come_together_are_kept_as_if_they_came_one_by_one(order, fla
     )
 
 
-def test_of_a_history_that_is_longer_than_what_is_kept_the_end_is_kept():
+def test_the_end_of_a_history_longer_than_the_ring_is_kept():
     steps = [make_step(index) for index in range(100, 140)]
     at_once, one_by_one = (RankState(0, steps=StepRing(StepStore(1, 16))) for _ in range(2))
-    at_once.record(steps)
+    at_once.add_steps(steps)
     for step in steps:
-        one_by_one.record([step])
+        one_by_one.add_steps([step])
 
     assert at_once.steps.latest(40).tolist() == one_by_one.steps.latest(40).tolist()
     assert at_once.steps.indices().tolist() == list(range(124, 140))
@@ -122,7 +122,7 @@ def test_of_a_history_that_is_longer_than_what_is_kept_the_end_is_kept():
 
 @given(held=st.sets(st.integers(24, 39), min_size=1), columns=st.sampled_from([COLUMNS, TIMES, (*TIMES, "flags")]))
 def test_the_same_steps_of_several_rings_are_read_at_once(held, columns):
-    """Side by side, around the end of the ring, and with gaps."""
+    """Contiguous, wrapped around the end of the ring, and with gaps."""
     store = StepStore(2, 16)
     rings = [StepRing(store, row) for row in range(2)]
     for row, ring in enumerate(rings):

@@ -1,4 +1,4 @@
-"""Steps that come packed, from many ranks at a time, are taken in as if each had come by itself."""
+"""Packed step tables of many ranks lead to the same state as single steps."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ddpwatch.core.state.run import RunState
 from ddpwatch.core.state.step_codec import read_table
 from ddpwatch.core.state.step_store import COLUMN, MAX_STEP_NS, MIN_BATCH, StepRing, StepStore, put_tables
 from ddpwatch.errors import BadFrame
-from ddpwatch.simulator.workload import Endless
+from ddpwatch.simulator.workload import SimulatedRun
 from tests.builders.fake_rank import make_beat, make_gpus, make_hello, make_snap, make_step, steps_of
 
 RANKS = MIN_BATCH + 4
@@ -42,12 +42,12 @@ def table(*indices, **changed):
 
 
 def row(index, **changed):
-    """A step as no `wire.Step` would be packed."""
+    """A packed step that no `wire.Step` can be."""
     values = dict.fromkeys(wire.STEP_COLUMNS, 1) | {"index": index, "flags": 0} | changed
     return ROW.pack(*[values[name] for name in wire.STEP_COLUMNS])
 
 
-def test_what_is_packed_is_unpacked():
+def test_packed_steps_are_unpacked():
     steps = [make_step(index, samples=7, fingerprint=2**62, flags=index % 2) for index in range(3)]
 
     assert [wire.step_of(values) for values in wire.unpack_steps(wire.pack_steps(steps))] == steps
@@ -57,7 +57,7 @@ def test_what_is_packed_is_unpacked():
 
 
 def packed_by(columns, *indices):
-    """A table of a peer whose steps have this number of columns; those that we do not know hold 99."""
+    """A table of a peer whose steps have this number of columns; unknown ones hold 99."""
     rows = [[*wire.unpack_steps(table(index))] for index in indices]
     return b"".join(struct.pack(f"<{columns}q", *[*row, *[99] * 10][:columns]) for (row,) in rows)
 
@@ -93,7 +93,7 @@ def test_an_incomplete_row_of_another_version_counts_as_one_bad_step(columns):
     assert (state.ranks[0].steps.newest, state.ranks[0].bad) == (1, 1)
 
 
-def test_ranks_of_different_versions_are_taken_in_together():
+def test_ranks_of_different_versions_are_ingested_in_one_batch():
     state = RunState("0", "x", RANKS)
     state.ingest_all([(wire.encode(make_hello(rank, 1, world_size=RANKS)), 1) for rank in range(RANKS)])
     beats = []
@@ -146,8 +146,8 @@ print(tables[0].hex())
 """
 
 
-def test_a_field_added_to_steps_leaves_recordings_readable_and_is_no_harm_to_this_version():
-    """As a version to come would be, with one more field: it replays what was recorded before, and we read it."""
+def test_a_field_added_to_steps_keeps_recordings_readable_in_both_directions():
+    """A version with one more field replays older recordings, and this version reads its tables."""
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
     done = subprocess.run([sys.executable, "-c", GROWN], capture_output=True, text=True, env=environment, check=False)
     assert not done.returncode, done.stderr
@@ -159,8 +159,8 @@ def test_a_field_added_to_steps_leaves_recordings_readable_and_is_no_harm_to_thi
     assert (np.diff(rows[:, COLUMN["index"]]) == 1).all()
 
 
-def test_tables_of_many_ranks_are_written_in_one_go(monkeypatch):
-    """Around the end of the ring, and more than one of the same rank."""
+def test_tables_of_many_ranks_are_stored_in_one_batch(monkeypatch):
+    """Wrapped around the end of the ring, and with several tables of one rank."""
     alone, together = rings(), rings()
     reported = [(k % RANKS, table(*range(first, first + 5))) for first in range(0, 40, 5) for k in range(RANKS)]
     refused = [alone[k].put_table(steps) for k, steps in reported]
@@ -183,7 +183,7 @@ IMPOSSIBLE = [
 
 
 @pytest.mark.parametrize("bad", IMPOSSIBLE)
-def test_what_cannot_be_is_counted_against_its_rank_and_harms_no_other(bad):
+def test_invalid_steps_count_against_their_rank_only(bad):
     reported = rings()
     steps = [table(0, 1, 2)] * RANKS + [table(3)] * (RANKS - 1)
     refused = put_tables([*zip([*reported, *reported[1:]], steps, strict=True), (reported[0], bad)])
@@ -203,7 +203,7 @@ def test_what_cannot_be_is_counted_against_its_rank_and_harms_no_other(bad):
         max_size=2 * MIN_BATCH,
     )
 )
-def test_whatever_comes_together_is_as_one_after_the_other(reported):
+def test_any_batch_of_tables_equals_tables_one_by_one(reported):
     alone, together = rings(4), rings(4)
     tables = [
         (k, wire.pack_steps([make_step(index, flags=flags, end_ns=end_ns) for index, flags, end_ns in steps]))
@@ -216,14 +216,14 @@ def test_whatever_comes_together_is_as_one_after_the_other(reported):
     assert seen(together) == seen(alone)
 
 
-def test_rings_of_several_stores_are_taken_one_by_one():
+def test_rings_of_several_stores_are_written_one_by_one():
     reported = [*rings(), StepRing(StepStore(1, 32))]
     put_tables([(ring, table(0, 1)) for ring in reported])
 
     assert [ring.newest for ring in reported] == [1] * len(reported)
 
 
-def test_a_packed_step_is_what_an_unpacked_one_is():
+def test_a_packed_step_equals_an_unpacked_one():
     states = [RunState("0", "x", 1) for _ in range(2)]
     steps = [make_step(index) for index in range(5)]
     for state, beat in zip(
@@ -239,7 +239,7 @@ def test_a_packed_step_is_what_an_unpacked_one_is():
     )
 
 
-def test_a_beat_with_text_that_has_to_be_tamed_does_not_keep_its_steps_either():
+def test_a_sanitized_heartbeat_does_not_keep_its_steps_either():
     state = RunState("0", "x", 1)
     beat = make_beat(0, 2, pause="\x1b[31mnap", table=table(0), gpus=make_gpus())
     for message in (make_hello(0, 1, world_size=1), beat):
@@ -252,7 +252,7 @@ def test_a_beat_with_text_that_has_to_be_tamed_does_not_keep_its_steps_either():
 
 
 def test_a_message_of_steps_between_packed_ones_keeps_its_place():
-    """The first word on a step counts, in a batch as well."""
+    """The first report of a step counts, in a batch as well."""
     state = RunState("0", "x", 1)
     other = wire.Steps(rank=0, seq=3, steps=[make_step(0, end_ns=2)])
     messages = [make_hello(0, 1, world_size=1), make_beat(0, 2, table=table(0, end_ns=1)), other]
@@ -262,12 +262,12 @@ def test_a_message_of_steps_between_packed_ones_keeps_its_place():
     assert state.ranks[0].bad == 1
 
 
-def test_frames_that_are_taken_together_bring_the_same_state_and_the_same_alerts():
-    run = Endless(RANKS, now_ns=0, unix_ns=10**18, history_steps=100)
+def test_a_batch_of_frames_leads_to_the_same_state_and_alerts():
+    run = SimulatedRun(RANKS, now_ns=0, unix_ns=10**18, history_steps=100)
     frames = [(run.snap(rank, run.due_ns), run.due_ns) for rank in range(RANKS)]
     while run.due_ns < frames[0][1] + 60_000_000_000:
         now_ns = run.due_ns
-        frames += [(payload, now_ns) for _, _, payload in run.turn()]
+        frames += [(payload, now_ns) for _, _, payload in run.next_messages()]
     frames[5000] = b"no message", frames[5000][1]
     together, alone = (Monitor(RunState(run.run_id, run.name, RANKS)) for _ in range(2))
     ranks = [rank for first in range(0, len(frames), 333) for rank in together.ingest_all(frames[first : first + 333])]
@@ -280,16 +280,16 @@ def test_frames_that_are_taken_together_bring_the_same_state_and_the_same_alerts
     assert together.state.bad == alone.state.bad == 1
 
 
-def test_the_quick_way_is_taken_by_a_run_as_it_is(monkeypatch):
+def test_a_typical_run_takes_the_batch_path(monkeypatch):
     took = []
     quick = step_store._put_batch
     monkeypatch.setattr(step_store, "_put_batch", lambda reported: took.append(quick(reported)) or took[-1])
-    run = Endless(64, now_ns=0, unix_ns=10**18, history_steps=100)
+    run = SimulatedRun(64, now_ns=0, unix_ns=10**18, history_steps=100)
     state = RunState(run.run_id, run.name, 64)
     state.ingest_all([(run.snap(rank, 0), 0) for rank in range(64)])
     for _ in range(4):
         now_ns = run.due_ns
-        state.ingest_all([(payload, now_ns) for _ in range(16) for _, _, payload in run.turn()])
+        state.ingest_all([(payload, now_ns) for _ in range(16) for _, _, payload in run.next_messages()])
 
     assert took
     assert all(took)

@@ -12,10 +12,10 @@ from ddpwatch.core.alerts.model import Alert, AlertEvent, Finding, Moment, Sever
 from ddpwatch.core.alerts.severity import most_urgent_first
 from ddpwatch.core.monitor import Monitor
 from ddpwatch.core.state.run import RunState
-from ddpwatch.view.alerts.format import alert_line, alert_object, event_lines, event_object
+from ddpwatch.view.alerts.format import alert_object, event_lines, event_object
 from ddpwatch.view.alerts.page import alert_facts
 from ddpwatch.view.cells import Level, line_columns, plain
-from ddpwatch.view.run_view import picture_now
+from ddpwatch.view.run_view import current_view
 from ddpwatch.view.status import status_object, status_screen
 from tests.builders.fake_rank import make_hello, make_snap, make_step
 
@@ -45,7 +45,7 @@ def make_alert(*, since_ns=1, unix_ns=UNIX_NS, closed=False, seen=59, **changed)
 
 
 def put(monitor, *alerts):
-    """Have the book hold these, whatever the rules think."""
+    """Open these in the book, whatever the rules find."""
     monitor.evaluate_now()
     for alert in alerts:
         monitor.book.open[alert.key] = alert
@@ -60,8 +60,12 @@ def make_monitor(world=2, steps=60):
     return Monitor(state)
 
 
+def first_line(alert, kind="opened", zone=timezone.utc):
+    return event_lines(AlertEvent(kind, alert), zone)[0]
+
+
 def screen(monitor, columns=80, rows=None):
-    return [plain(line) for line in status_screen(picture_now(monitor), columns, rows)]
+    return [plain(line) for line in status_screen(current_view(monitor), columns, rows)]
 
 
 def test_an_alert_as_an_object():
@@ -85,7 +89,7 @@ def test_an_alert_as_an_object():
     }
 
 
-def test_the_steps_are_told_and_since_is_when_a_wait_began_and_not_when_it_was_told():
+def test_since_is_when_a_wait_began_and_opened_when_its_alert_was():
     alert = replace(make_alert(from_step=19, upto_step=79), waited_ns=5_000_000_000)
     reported = alert_object(alert)
 
@@ -106,7 +110,7 @@ def test_a_time_that_no_calendar_has_is_not_known(unix_ns):
     alert = make_alert(unix_ns=unix_ns)
 
     assert alert_object(alert)["since"] is None
-    assert plain(alert_line(alert, "opened")).startswith("--:--:-- ▲ warning")
+    assert plain(first_line(alert)).startswith("--:--:-- ▲ warning")
 
 
 def test_numbers_that_json_has_no_word_for_are_none():
@@ -123,12 +127,12 @@ def test_a_change_names_its_kind_and_its_run():
     assert (change["schema"], change["event"], change["run"]) == (1, "opened", {"id": "ab12", "name": "train"})
 
 
-def test_a_line_tells_time_severity_kind_and_rule():
+def test_a_line_has_time_severity_kind_and_rule():
     east = timezone(timedelta(hours=2))
 
-    assert plain(alert_line(make_alert(), "opened")) == "06:12:31 ▲ warning opened straggler: rank 3 is slow"
-    assert plain(alert_line(make_alert(), "changed", east)).startswith("08:12:31 ▲ warning changed straggler")
-    critical = alert_line(make_alert(severity=Severity.CRITICAL), "opened")
+    assert plain(first_line(make_alert())) == "06:12:31 ▲ warning opened straggler: rank 3 is slow"
+    assert plain(first_line(make_alert(), "changed", east)).startswith("08:12:31 ▲ warning changed straggler")
+    critical = first_line(make_alert(severity=Severity.CRITICAL))
     assert "✖ critical" in plain(critical)
     assert Level.BAD in {cell.level for cell in critical}
 
@@ -142,7 +146,7 @@ def test_only_what_is_opened_comes_with_advice():
     assert len(event_lines(AlertEvent("closed", make_alert(closed=True)))) == 1
 
 
-def test_hostile_words_are_tamed():
+def test_hostile_text_is_sanitized():
     event = AlertEvent(
         "opened", make_alert(message=HOSTILE * 500, advice=HOSTILE, evidence={"host": HOSTILE}, subject=HOSTILE)
     )
@@ -163,13 +167,13 @@ def test_the_most_severe_come_first_and_of_these_the_oldest():
         make_alert(subject="b", since_ns=2),
     ]
     monitor = put(make_monitor(), *alerts)
-    status = status_object(picture_now(monitor))
+    status = status_object(current_view(monitor))
 
     assert [alert.finding.subject for alert in most_urgent_first(alerts)] == ["a", "b", "c", "d"]
     assert [alert["severity"] for alert in status["alerts"]] == ["critical", "warning", "warning", "info"]
 
 
-def test_what_stops_the_job_comes_before_what_is_dear():
+def test_what_stops_the_job_comes_before_what_costs_much():
     slow = make_alert(rule="straggler", subject="slow", severity=Severity.CRITICAL, cost=0.5)
     lost = make_alert(rule="rank-lost", subject="lost", severity=Severity.CRITICAL, since_ns=9)
     waits = make_alert(rule="stall", subject="waits", severity=Severity.WARNING)
@@ -201,7 +205,7 @@ def test_a_long_alert_gets_two_lines_and_is_cut_to_the_terminal(word):
     short, long = (put(make_monitor(), make_alert(message=word * count)) for count in (1, 300))
     lines = screen(long)
 
-    assert max(line_columns(line) for line in status_screen(picture_now(long), 80)) <= 80
+    assert max(line_columns(line) for line in status_screen(current_view(long), 80)) <= 80
     assert len(lines) == len(screen(short)) + 1
     first = next(number for number, line in enumerate(lines) if line.startswith("▲ straggler"))
     assert lines[first + 1].endswith("…")
@@ -221,7 +225,7 @@ def test_the_table_marks_ranks_with_open_alerts_and_the_own_work_of_stragglers()
     assert rows[0].endswith("▲ memory")
 
 
-def test_what_is_inside_the_noise_is_called_unproven():
+def test_a_finding_within_the_noise_is_called_unproven():
     monitor = make_monitor()
     suspicion = make_alert(subject="rank 1", evidence={"excess_ms": 1.74}).finding
     monitor.book.unproven["straggler"] = [make_alert(subject="rank 0", evidence={}).finding, suspicion]
@@ -231,6 +235,6 @@ def test_what_is_inside_the_noise_is_called_unproven():
     assert not any(line.startswith("slowest rank") for line in screen(monitor))
 
 
-def test_before_anything_was_judged_nobody_is_cleared():
+def test_before_the_first_evaluation_no_rank_is_cleared():
     assert "slowest rank  unproven: too few steps yet" in screen(make_monitor(steps=15))
     assert "slowest rank  none stands out" in screen(make_monitor(steps=60))

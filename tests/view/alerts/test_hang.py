@@ -1,4 +1,4 @@
-"""A hang is told above all else: who, who waits, what it is doing, and how long is left."""
+"""The banner of a hang: missing rank, waiting ranks, what it is doing, and the time left."""
 
 from dataclasses import replace
 
@@ -8,13 +8,13 @@ from hypothesis import given
 from ddpwatch import wire
 from ddpwatch.core.diagnosis.outcome import outcome_of
 from ddpwatch.view.alerts.page import alert_facts, alert_list
-from ddpwatch.view.alerts.panel import alert_box, hang_lines, stuck_rank
+from ddpwatch.view.alerts.panel import alert_panel, hang_lines, stuck_rank
 from ddpwatch.view.header import header_line
 from ddpwatch.view.outcome import lost_text
 from ddpwatch.view.ranks.columns import badge
 from ddpwatch.view.ranks.detail import rank_page
 from ddpwatch.view.ranks.table import Ordering, arrange
-from ddpwatch.view.run_view import picture_now
+from ddpwatch.view.run_view import current_view
 from ddpwatch.view.status import status_screen
 from ddpwatch.view.summary import summary_lines
 from tests.builders.fake_rank import make_beat, make_group, make_stack, make_step
@@ -53,7 +53,7 @@ def test_the_time_of_a_hang_that_the_run_did_not_come_out_of_is_lost_time():
     assert outcome_of(make_monitor(slow=None).state, ()).hang is None
 
 
-def test_a_hang_is_told_in_a_few_lines_with_its_clock():
+def test_a_hang_has_a_banner_with_the_time_left():
     lines = hang_lines(hanging(), 100)
 
     assert texts(lines)[0] == ("✖ rank 2 has not joined all_reduce #1042 (4.0M): ranks 0-1, 3 wait in sync for 12s")
@@ -61,16 +61,16 @@ def test_a_hang_is_told_in_a_few_lines_with_its_clock():
     assert "9m 48s left of 10m 00s until torch ends the job x its stack" in page(lines)
 
 
-def test_without_a_hang_there_is_nothing():
+def test_without_a_hang_there_is_no_banner():
     assert hang_lines(make_run_view(make_monitor()), 100) == []
 
 
-def test_who_looks_back_in_time_is_not_told_of_now():
+def test_the_banner_is_not_shown_at_an_earlier_step():
     drawn = hanging()
     assert hang_lines(make_run_view(drawn.monitor, at=50, paused=True), 100) == []
 
 
-def test_a_run_that_has_ended_hangs_no_more():
+def test_a_run_that_has_ended_does_not_hang():
     drawn = replace(hanging(), condition="ended")
 
     assert hang_lines(drawn, 100) == []
@@ -86,10 +86,10 @@ def test_a_hang_that_is_over_leaves_the_top_before_its_alert_closes():
     assert hang_lines(within, 100) == hang_lines(drawn, 100)
     assert "HANGS" not in page([header_line(over, 100)])
     assert hang_lines(over, 100) == []
-    assert "has not joined" in page(alert_box(over, 100, 20)), "it is open as long as it may come back"
+    assert "has not joined" in page(alert_panel(over, 100, 20)), "it is open as long as it may come back"
 
 
-def test_who_attaches_late_is_told_since_when_the_ranks_wait():
+def test_a_viewer_that_attaches_late_shows_since_when_the_ranks_wait():
     drawn = hanging(waited_s=70)
     (alert,) = (alert for alert in drawn.alerts if alert.finding.rule == "stall")
 
@@ -106,7 +106,7 @@ def test_the_header_says_it_and_the_alert_box_does_not_repeat_it():
     drawn = hanging()
 
     assert "✖ HANGS" in page([header_line(drawn, 100)])
-    assert "has not joined" not in page(alert_box(drawn, 100, 20))
+    assert "has not joined" not in page(alert_panel(drawn, 100, 20))
 
 
 def test_the_missing_rank_looks_different_from_those_that_wait():
@@ -124,7 +124,7 @@ def test_the_missing_rank_comes_to_the_top_unless_another_order_is_wanted(column
     assert ranks == ([0, 1, 2, 3, 4, 5, 6, 7] if column else [6, 0, 1, 2, 3, 4, 5, 7])
 
 
-def test_the_status_says_that_it_hangs_and_marks_who_has_not_come_also_in_a_low_window():
+def test_status_shows_a_hang_and_marks_the_missing_rank_also_in_a_low_window():
     drawn = hanging(world=12, missing=9)
     whole, low = (texts(status_screen(drawn, 100, rows)) for rows in (None, 14))
 
@@ -134,18 +134,18 @@ def test_the_status_says_that_it_hangs_and_marks_who_has_not_come_also_in_a_low_
     assert next(line for line in low if "ONE STEP" not in line and "✖ not come" in line).split()[0] == "9"
 
 
-def test_the_status_says_so_no_more_once_all_ranks_have_done_another_step():
+def test_status_shows_no_hang_once_all_ranks_have_finished_another_step():
     monitor = hanging().monitor
     for rank in range(4):
         done = make_beat(rank, 7, mono_ns=101 * SECOND, step=121, steps=[make_step(120)], groups=[make_group(1043)])
         monitor.ingest(wire.encode(done), 101 * SECOND)
 
     assert ("stall", "group 0") in monitor.book.open, "it may come back"
-    assert texts(status_screen(picture_now(monitor), 100))[0].endswith("● live")
+    assert texts(status_screen(current_view(monitor), 100))[0].endswith("● live")
 
 
 def test_one_whose_data_has_ended_is_shown_as_a_hang_too():
-    """What the rule itself finds is tested with it."""
+    """The rule itself is tested with the detectors."""
     drawn = hanging()
     (stall,) = (alert for alert in drawn.alerts if alert.finding.rule == "stall")
     ended = replace(stall, finding=replace(stall.finding, rule="uneven-batch"))

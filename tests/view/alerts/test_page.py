@@ -1,4 +1,4 @@
-"""The page of alerts, as data."""
+"""The alerts page, as data."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def make_alert(subject, severity=Severity.WARNING, since=1, closed=None, rule="s
 
 
 def with_alerts(*alerts, seen=LAST_STEP, **options):
-    """A picture of a healthy run in whose book these alerts are, the open ones last seen at a step."""
+    """A view of a healthy run with these alerts, the open ones last found at a step."""
     monitor = make_monitor(slow=None)
     monitor.evaluate_now()
     for alert in alerts:
@@ -130,7 +130,7 @@ def test_what_is_above_and_below_is_announced():
     assert lines[4].strip() == "… 4 more"
 
 
-def test_none_is_said_calmly_with_all_that_is_watched_for():
+def test_an_empty_list_names_the_rules():
     lines = alert_list(with_alerts(), 60, 20, selected=0, first=0)
     text = page(lines)
 
@@ -173,7 +173,7 @@ def test_evidence_is_aligned():
     assert len({len(text) for text in lines}) == 1
 
 
-def test_times_are_told_in_the_zone_that_is_asked_for():
+def test_times_are_in_the_requested_zone():
     zone = timezone(timedelta(hours=2), "CEST")
 
     assert "16:14:20 CEST" in page(alert_detail(make_alert("rank 3"), 80, zone=zone))
@@ -198,7 +198,7 @@ def test_the_text_to_copy_says_all_and_nothing_of_the_terminal():
     assert "Buy a new one." in text
 
 
-def test_numbers_that_one_looks_up_are_written_as_other_programs_write_them():
+def test_identifiers_have_no_thousands_separators():
     evidence = {"pid": 31005, "first_rank": 1024, "port": 29500, "step": 13503, "steps": 13503, "samples": 4096}
     lines = texts(alert_detail(make_alert("rank 3", evidence=evidence), 80))
 

@@ -140,5 +140,5 @@ def test_the_share_of_memory_is_that_of_the_ranks_and_says_so():
     assert "OF RANKS'" in lines[0]
     assert "HOST" not in lines[0]
     assert ["33 %" in line for line in lines[2:4]] == [True, False], "1 of 3 GiB"
-    [reported] = [text for _, terms in GLOSSARY for name, text in terms if name == "of ranks'"]
+    [reported] = [terms["of ranks'"] for terms in GLOSSARY.values() if "of ranks'" in terms]
     assert "not of the host's memory" in reported

@@ -1,4 +1,4 @@
-"""A viewer with the run's key that floods a rank and disconnects at once must not take the rank down.
+"""A viewer with the run's key that floods a rank and disconnects at once must not crash the rank.
 
 libzmq 4.3.5 aborts its process when it finds a heartbeat in what a peer has left behind, if that peer's connection was
 reset while its messages waited for room.
@@ -33,7 +33,7 @@ def trains_with_little_patience(stop):
 
 
 class Leaver:
-    """A viewer whose bytes pass through our hands: kept until all are there, sent at once, and then no more."""
+    """A viewer behind a proxy that collects its bytes, sends them at once, and then resets the connection."""
 
     def __init__(self, run) -> None:
         self._outside = sockets.create_server(("127.0.0.1", 0))
@@ -44,7 +44,7 @@ class Leaver:
 
     def __enter__(self):
         self._viewer.send(b"\x01beat")
-        # Until it is let in and hears something.
+        # Until it is accepted and receives something.
         while not self._viewer.poll(0):
             self._pass_on()
         return self
@@ -57,7 +57,7 @@ class Leaver:
             other.sendall(text)
 
     def leave(self) -> None:
-        """Send `FLOOD` subscriptions, each with heartbeats behind it, as one piece; then the connection is reset."""
+        """Send a flood of subscriptions, each with heartbeats behind it, as one piece; then reset the connection."""
         for number in range(FLOOD):
             self._viewer.send(b"\x01%d" % number)
         kept = b""
@@ -81,7 +81,7 @@ def connections_of(pid) -> int:
     return sum(each.status == psutil.CONN_ESTABLISHED for each in psutil.Process(pid).net_connections("tcp"))
 
 
-def test_a_viewer_that_floods_and_leaves_does_not_take_the_rank_along_and_is_given_up(start, run_dir, tmp_path):
+def test_a_viewer_that_floods_and_leaves_does_not_crash_the_rank_and_is_dropped(start, run_dir, tmp_path):
     child = start(trains_with_little_patience, tmp_path / "stop", env=TCP)
     run = find_run(run_dir)
     for _ in range(ATTEMPTS):

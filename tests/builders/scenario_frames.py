@@ -1,0 +1,60 @@
+"""Frames of a synthetic run, as its ranks would publish them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ddpwatch import wire
+from ddpwatch.simulator.scenario import simulated_step
+from ddpwatch.sources.frames import Frame
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ddpwatch.simulator.scenario import Scenario
+
+
+def frames(scenario: Scenario, *, flush_steps: int = 5) -> Iterator[Frame]:
+    """Frames of all ranks, in the order of a job whose network delays nothing."""
+    durations_ns = scenario.phases_ns()
+    ends_ns = durations_ns.sum(axis=1).cumsum(axis=1)
+    seqs = [0] * scenario.world_size
+    for first in range(0, scenario.steps, flush_steps):
+        last = min(first + flush_steps, scenario.steps)
+        for rank in range(scenario.world_size):
+            now_ns = int(ends_ns[rank, last - 1])
+            if first == 0:
+                seqs[rank] += 1
+                yield _frame(_hello(scenario, rank, seqs[rank]), now_ns)
+            seqs[rank] += 2
+            steps = []
+            for index in range(first, last):
+                end_ns, phases_ns = int(ends_ns[rank, index]), durations_ns[rank, :, index].tolist()
+                flags = wire.EVALUATED if scenario.evaluates_in(index) else 0
+                steps.append(simulated_step(index, end_ns, phases_ns, scenario.batch, flags=flags))
+            yield _frame(wire.Steps(rank=rank, seq=seqs[rank] - 1, steps=steps), now_ns)
+            yield _frame(_beat(rank, seqs[rank], last, now_ns), now_ns)
+
+
+def host_of(scenario: Scenario, rank: int) -> str:
+    """Host name of a rank."""
+    return f"node-{rank // scenario.ranks_per_host}"
+
+
+def _frame(message: wire.Message, now_ns: int) -> Frame:
+    return Frame(wire.TOPICS[type(message)], wire.encode(message), now_ns)
+
+
+def _hello(scenario: Scenario, rank: int, seq: int) -> wire.Hello:
+    return wire.Hello(
+        rank=rank, seq=seq, wire_version=wire.WIRE_VERSION, agent_version="simulated", run_id=f"{scenario.seed:08x}",
+        run_name="simulated", attempt=0, world_size=scenario.world_size, local_rank=rank % scenario.ranks_per_host,
+        host=host_of(scenario, rank), pid=1000 + rank, started_unix_ns=0, mono_ns=0, backend="simulated", kind="ddp",
+        model="simulated",
+    )  # fmt: skip
+
+
+def _beat(rank: int, seq: int, step: int, now_ns: int) -> wire.Beat:
+    return wire.Beat(
+        rank=rank, seq=seq, mono_ns=now_ns, step=step, phase=wire.PHASES.index("sync"), phase_ns=0, rss_bytes=1 << 30
+    )
