@@ -237,10 +237,10 @@ def test_no_snapshot_is_taken_without_a_scrape():
     with closing(Exporter("127.0.0.1:0")) as exporter:
         monitor, now_ns = make_monitor(), time.monotonic_ns()
         exporter.update(monitor, (), now_ns - STALE_NS)
-        first = exporter._collector.snapshot
+        first = exporter._snapshot
         exporter.update(monitor, (), now_ns)
 
-        assert exporter._collector.snapshot is first
+        assert exporter._snapshot is first
 
 
 def test_a_later_scrape_gets_a_fresh_snapshot():
