@@ -7,7 +7,7 @@ from time import perf_counter_ns
 from typing import TYPE_CHECKING
 
 from benchmarks.pairs import row
-from ddpwatch.core.logs.parser import recognise
+from ddpwatch.core.logs.parser import parse_line
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -39,7 +39,7 @@ def lines_per_s(texts: Sequence[str]) -> float:
     for _ in range(BLOCKS):
         began_ns = perf_counter_ns()
         for text in texts:
-            recognise(text)
+            parse_line(text)
         rates.append(len(texts) / (perf_counter_ns() - began_ns) * 1e9)
     return median(rates)
 

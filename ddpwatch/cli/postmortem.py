@@ -82,7 +82,7 @@ def _files(logs: Sequence[str]) -> list[str]:
 def _read(files: Sequence[str]) -> Reading:
     """Read and match every line; refuses if none of the files can be read."""
     from ddpwatch.core.logs.diagnose import LogDiagnosis
-    from ddpwatch.core.logs.parser import recognise
+    from ddpwatch.core.logs.parser import parse_line
     from ddpwatch.core.state.sanitize import sanitize
     from ddpwatch.sources.log_tail import Tail
 
@@ -98,7 +98,7 @@ def _read(files: Sequence[str]) -> Reading:
             for chunk in (*chunks, *(tail.finish() if ended else ())):
                 lines += len(chunk.texts)
                 for number, text in enumerate(chunk.texts, chunk.first_line):
-                    if (mark := recognise(text)) is not None:
+                    if (mark := parse_line(text)) is not None:
                         diagnosis.add(name, number, mark)
         if not tail.troubles:
             diagnosis.read(name)

@@ -80,10 +80,10 @@ class Relay:
         if not curve.available():
             raise DdpwatchError("this libzmq was built without CURVE, and a relay does not listen without")
         self._run, self._roster_grew = run, roster_grew
-        wanted = None if advertise is None else read_address(advertise, "--advertise")
+        advertised = None if advertise is None else read_address(advertise, "--advertise")
         self._listener = listen(bind, "--bind", BACKLOG)
         host, port = self._listener.getsockname()[:2]
-        self.address = join_address(*wanted) if wanted else join_address(_reachable(host), port)
+        self.address = join_address(*advertised) if advertised else join_address(_reachable(host), port)
         """Address for viewers."""
         allow_open_files(len(run.endpoints) + 3 * MAX_SEPARATE + SPARE_FILES)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -146,8 +146,8 @@ class Relay:
         self._process_exits.notice(now_ns)
         if self._process_exits.check_due:
             self._process_exits.check(now_ns, grace_ns=GRACE_NS)
-        while (word := self._process_exits.next(now_ns)) is not None:
-            self._forward_process_event(word.payload)
+        while (message := self._process_exits.next(now_ns)) is not None:
+            self._forward_process_event(message.payload)
         if now_ns >= self._beat_ns:
             self._check(now_ns)
         elif ready:
@@ -172,10 +172,10 @@ class Relay:
     def _read_subscriptions(self) -> None:
         for _ in range(AT_ONCE):
             try:
-                asked = self._front.recv(NOBLOCK)
+                request = self._front.recv(NOBLOCK)
             except zmq.Again:
                 return
-            subscribed, topic = asked[:1] == b"\x01", asked[1:]
+            subscribed, topic = request[:1] == b"\x01", request[1:]
             subscription = read(topic)
             if subscription is not None:
                 (self._upstream.subscribe if subscribed else self._upstream.unsubscribe)(topic, subscription)
@@ -219,13 +219,13 @@ class Relay:
     def _note(self, payload: bytes, now_ns: int) -> None:
         """Keep when each rank was received last, and which ranks said goodbye."""
         try:
-            said = _header_decoder.decode(payload)
-            bye = wire.decode(payload) if said.t == "bye" else None
+            header = _header_decoder.decode(payload)
+            bye = wire.decode(payload) if header.t == "bye" else None
         except (DecodeError, UnicodeDecodeError, RecursionError, WireError):
             return
-        if said.rank not in self._known:
+        if header.rank not in self._known:
             return
-        self._received_ns[said.rank] = now_ns
+        self._received_ns[header.rank] = now_ns
         if isinstance(bye, wire.Bye):
             self._left.add(bye.rank)
             # Without a sequence number, for viewers that come later.
@@ -234,16 +234,16 @@ class Relay:
     def _forward_process_event(self, payload: bytes) -> None:
         """Forward what was seen of a process, and keep it."""
         self._send(_GONE, payload)
-        word = wire.decode(payload)
-        if isinstance(word, wire.Held):
-            self._reported[word.rank, "held"] = payload
-        elif isinstance(word, wire.Gone):
-            self._gone.add(word.rank)
+        message = wire.decode(payload)
+        if isinstance(message, wire.Held):
+            self._reported[message.rank, "held"] = payload
+        elif isinstance(message, wire.Gone):
+            self._gone.add(message.rank)
             # For viewers that come later.
-            self._reported[word.rank, "gone"] = wire.encode(structs.replace(word, ago_ns=0))
+            self._reported[message.rank, "gone"] = wire.encode(structs.replace(message, ago_ns=0))
         else:
-            self._left.add(word.rank)
-            self._reported.setdefault((word.rank, "bye"), payload)
+            self._left.add(message.rank)
+            self._reported.setdefault((message.rank, "bye"), payload)
 
     def _check(self, now_ns: int) -> None:
         """Once a second: connect new ranks, check for the end, send a heartbeat."""
@@ -251,8 +251,8 @@ class Relay:
         self._process_exits.check(now_ns, grace_ns=GRACE_NS)
         self._connect_new_ranks()
         self.ended = self._how_ended(now_ns)
-        word = wire.Relay(rank=0, seq=0, host=wire.fit(sockets.gethostname()), ended=bool(self.ended))
-        self._send(wire.TOPICS[wire.Relay], wire.encode(word))
+        message = wire.Relay(rank=0, seq=0, host=wire.fit(sockets.gethostname()), ended=bool(self.ended))
+        self._send(wire.TOPICS[wire.Relay], wire.encode(message))
 
     def _connect_new_ranks(self) -> None:
         if len(self._known) >= self._run.world_size and not self.unreachable:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from ddpwatch.core.logs.parser import recognise
+from ddpwatch.core.logs.parser import parse_line
 from ddpwatch.core.units import plural
 from ddpwatch.sources.frames import Frame
 from ddpwatch.sources.log_tail import Tail
@@ -78,7 +78,7 @@ def _frames(lines: Lines, now_ns: int) -> Iterator[Frame]:
     chosen = [
         LogLine(lines.first_line + place, fit(text, MAX_LOG_CHARS))
         for place, text in enumerate(lines.texts)
-        if place >= last or recognise(text) is not None
+        if place >= last or parse_line(text) is not None
     ]
     skipped = len(lines.texts) - len(chosen)
     for first in range(0, len(chosen), MAX_LOG_LINES):

@@ -1,4 +1,4 @@
-"""A real Chromium without a window, spoken to over a pipe: what it loads, what it complains of, and what it shows."""
+"""Headless Chromium controlled over a pipe (DevTools protocol): its requests, console messages and rendering."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ GIVE_UP_S = 60
 
 
 def find_chromium() -> str | None:
-    """Where it is installed; None = it is not."""
+    """Path of the browser; None if it is not installed."""
     return next((path for name in NAMES if (path := shutil.which(name))), None)
 
 
 def _pipe() -> tuple[int, int]:
-    """One whose ends are out of the way of the numbers that the child gets."""
+    """A pipe whose descriptors do not collide with 3 and 4, which the child gets."""
     ends = os.pipe()
     moved = [fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, 10) for end in ends]
     for end in ends:
@@ -33,7 +33,7 @@ def _pipe() -> tuple[int, int]:
 
 
 class Page:
-    """One tab. `requests` holds every address that was asked for, `complaints` all that went to the console."""
+    """One tab, with the URLs it requested (`requests`) and its console messages (`complaints`)."""
 
     def __init__(self, browser: Browser, session: str) -> None:
         self._browser, self._session = browser, session
@@ -50,7 +50,7 @@ class Page:
         self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=mobile)
 
     def prefer(self, scheme: str) -> None:
-        """Light or dark, as the system of a reader has it."""
+        """Set the preferred color scheme, light or dark."""
         self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
 
     def open(self, address: str) -> None:
@@ -59,13 +59,13 @@ class Page:
         self._browser.wait(lambda: self.loaded)
 
     def value(self, expression: str):
-        """What a JavaScript expression gives."""
+        """Evaluate a JavaScript expression."""
         answer = self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
         assert "exceptionDetails" not in answer, answer["exceptionDetails"]
         return answer["result"].get("value")
 
     def run_view(self, *, whole: bool = True) -> bytes:
-        """A PNG of the page."""
+        """Take a PNG screenshot of the page."""
         answer = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=whole)
         return base64.b64decode(answer["data"])
 
@@ -74,7 +74,7 @@ class Page:
         return base64.b64decode(answer["data"])
 
     def take(self, method: str, parameters: dict) -> None:
-        """Something has happened."""
+        """Handle an event of the tab."""
         match method:
             case "Page.loadEventFired":
                 self.loaded = True
@@ -89,7 +89,7 @@ class Page:
 
 
 class Browser:
-    """A Chromium of its own profile. It and all its processes end with `close`."""
+    """Chromium with a fresh profile; `close` ends all of its processes."""
 
     def __init__(self) -> None:
         chromium = find_chromium()
@@ -97,17 +97,17 @@ class Browser:
         self._profile = tempfile.TemporaryDirectory(prefix="ddpw-chromium-", ignore_cleanup_errors=True)
         theirs_read, self._write = _pipe()
         self._read, theirs_write = _pipe()
-        # A proxy that is not there: whatever would go out fails, and is seen as a request.
+        # A proxy that does not exist: every request to the network fails and is recorded.
         flags = [
             "--headless=new", "--remote-debugging-pipe", f"--user-data-dir={self._profile.name}", "--no-first-run",
             "--disable-gpu", "--disable-dev-shm-usage", "--disable-background-networking", "--disable-extensions",
             "--proxy-server=127.0.0.1:9", "--hide-scrollbars", "--force-device-scale-factor=1",
         ]  # fmt: skip
         if os.geteuid() == 0:
-            flags.append("--no-sandbox")  # which it refuses to run without as this user
+            flags.append("--no-sandbox")  # required when running as root
 
         def hand_over() -> None:
-            # It reads from 3 and writes to 4; all our others are closed by themselves.
+            # It reads from 3 and writes to 4; all other descriptors are closed on exec.
             os.dup2(theirs_read, 3)
             os.dup2(theirs_write, 4)
 
@@ -128,7 +128,7 @@ class Browser:
         self._unread = b""
 
     def page(self) -> Page:
-        """A new, empty tab."""
+        """Open an empty tab."""
         target = self.call("Target.createTarget", {"url": "about:blank"})["targetId"]
         session = self.call("Target.attachToTarget", {"targetId": target, "flatten": True})["sessionId"]
         self._pages[session] = page = Page(self, session)
@@ -149,7 +149,7 @@ class Browser:
         return answer["result"]
 
     def wait(self, happened) -> None:
-        """Read what it says until something has happened."""
+        """Read messages until the condition holds."""
         deadline_s = time.monotonic() + GIVE_UP_S
         while not happened():
             ready, _, _ = select.select([self._read], [], [], max(deadline_s - time.monotonic(), 0))
@@ -164,7 +164,7 @@ class Browser:
                     page.take(message["method"], message["params"])
 
     def close(self) -> None:
-        # Its own session, so that its helpers go with it.
+        # A session of its own, so that its child processes are killed with it.
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._child.pid, signal.SIGKILL)
         self._child.wait()

@@ -1,4 +1,4 @@
-"""What a report gathers of a recording, and recordings whose every text tries to become markup."""
+"""Recordings in which every text field contains markup, and the data of a report read from a recording."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.builders.fake_rank import make_beat, make_gpu, make_gpus, make_hello,
 from tests.builders.recordings import frame, straggler
 
 HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(2)>\"'><b>x</b><!-- \x1b[31m\x00\u202e\u2028</script>"
-"""Fits into a name as it is on the wire, and is tamed to less than that: so each piece also comes alone."""
+"""Fits into a name on the wire, but is shortened when sanitized, so each piece also comes alone."""
 PIECES = (
     HOSTILE[:79],
     "<img src=x onerror=alert(2)>",
@@ -27,7 +27,7 @@ def read(path, number=-1):
 
 
 def hostile_frames(*texts):
-    """A rank for each of the texts, which stands wherever a rank can say anything."""
+    """Frames of one rank for each text, with the text in every field that can contain it."""
     reported, world = [], len(texts)
     for rank, text in enumerate(texts):
         hello = make_hello(

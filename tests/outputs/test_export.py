@@ -1,4 +1,4 @@
-"""What other programs are given: each format is read back and compared with what was recorded."""
+"""Export formats: each is read back and compared with the recording."""
 
 import csv
 import errno
@@ -57,7 +57,7 @@ def table(path, **options):
 
 
 def trace(path, **options):
-    """The events, after they were found valid."""
+    """Validated events of the trace."""
     found = json.loads(exported(path, write_trace, **options))
     valid(found)
     check(found["traceEvents"])
@@ -65,7 +65,7 @@ def trace(path, **options):
 
 
 def valid(found):
-    """Against the schema. Of events that are alike in form some do: a validator takes a millisecond for each."""
+    """Validate against the schema; a few events of each form, because each takes a millisecond."""
     kinds = defaultdict(list)
     for event in found["traceEvents"]:
         assert event["ts"] >= 0
@@ -80,7 +80,7 @@ def ns(event, field="ts"):
 
 
 def check(events):
-    """What the format asks for beyond the form of single events."""
+    """Check the rules of the format beyond single events."""
     processes = {event["pid"] for event in events if event["ph"] == "M" and event["name"] == "process_name"}
     threads = {(event["pid"], event["tid"]) for event in events if event["name"] == "thread_name"}
     assert {event["pid"] for event in events} <= processes
@@ -166,7 +166,7 @@ def test_the_json_has_the_run_its_ranks_and_its_alerts(path):
 
     assert found["schema"] == 1
     assert found["run"]["world_size"] == 4
-    # Without the first, and those with an evaluation.
+    # Without the first step and those with an evaluation.
     assert found["steps"]["count"] == 150 - found["steps"]["left_out"] - 1 == 146
     assert (found["steps"]["first"], found["steps"]["last"]) == (1, 149)
     assert found["steps"]["waited_for"] == [3]
@@ -213,7 +213,7 @@ def test_the_json_has_hung_steps_and_the_ranks_that_were_waited_for(tmp_path):
 
 
 def test_the_trace_lays_out_what_was_measured(path):
-    """Phases of a step add up to it; ranks end a step together; the slow rank is where the arrows come from."""
+    """Phases add up to their step, ranks end a step together, and arrows begin at the slow rank."""
     events = trace(path)
     truth_ns = SCENARIO.phases_ns()
     steps = [event for event in events if event.get("cat") == "step"]
@@ -223,7 +223,7 @@ def test_the_trace_lays_out_what_was_measured(path):
             phases[event["name"]] += ns(event, "dur")
 
     assert len(steps) == 4 * 150
-    # The lowest rank has room for all of its time: its clock is the timeline.
+    # Steps of the lowest rank are never shortened: its clock is the timeline.
     assert phases["backward"] == pytest.approx(truth_ns[0, PHASES.index("backward")].sum(), rel=1e-6)
     assert phases["waiting"] + phases["wire"] == pytest.approx(truth_ns[0, PHASES.index("sync")].sum(), rel=1e-6)
     ends = defaultdict(set)
@@ -246,7 +246,7 @@ def test_the_trace_has_shares_and_alerts(path):
     names = {event["args"]["name"] for event in events if event["ph"] == "M" and "name" in event["args"]}
     tracks = {(e["pid"], e["tid"]): e["args"]["name"] for e in events if e["name"] == "thread_name"}
     assert {(tracks[event["pid"], event["tid"]], event["s"]) for event in alerts} == {("alerts", "t")}
-    # Perfetto would take such a rank for the main thread of its host, and show it first.
+    # Perfetto would take such a thread for the main thread of its host and show it first.
     assert not [event for event in events if event["ph"] != "C" and event["pid"] == event["tid"]]
     assert names == {"job", "alerts", "host node-0", "host node-1", "rank 0", "rank 1", "rank 2", "rank 3"}
 
@@ -258,7 +258,7 @@ def test_a_real_run_is_a_valid_trace_and_its_slow_rank_is_where_the_arrows_come_
 
 
 def gpu_frames(world=2, steps=60):
-    """Ranks whose clocks have nothing to do with each other, with a GPU reading every ten steps."""
+    """Ranks with unrelated clocks and a GPU reading every ten steps."""
     for rank in range(world):
         clock_ns = (rank + 1) * 10**12
         hello = make_hello(rank, 1, world_size=world, host=f"h{rank}", mono_ns=clock_ns)
@@ -273,7 +273,7 @@ def gpu_frames(world=2, steps=60):
 
 
 def test_gpu_readings_are_placed_at_the_steps_they_were_taken_in(tmp_path):
-    """The hosts' clocks are a quarter of an hour apart; on the timeline the readings are together."""
+    """The hosts' clocks differ by 15 minutes, but on the timeline the readings coincide."""
     path = write_recording(tmp_path / "gpu.ddpw", (make_run(2, hosts=["h0", "h1"]), gpu_frames()))
 
     readings = defaultdict(list)
@@ -371,7 +371,7 @@ def test_each_attempt_is_exported_separately(tmp_path):
 
 
 def test_snapshots_that_arrive_one_after_the_other_lose_no_step(tmp_path):
-    """More ranks than frames between two looks: the first would be far ahead of those that have not been heard."""
+    """More ranks than frames between two checks: the first rank is far ahead of those not yet received."""
     world = 300
     done = [make_step(index) for index in range(200)]
     frames = (frame(make_snap(rank, 1, done, make_hello(rank, 1, world_size=world))) for rank in range(world))
@@ -384,7 +384,7 @@ def test_snapshots_that_arrive_one_after_the_other_lose_no_step(tmp_path):
 
 
 def test_a_snapshot_after_live_steps_is_read_from_its_beginning(tmp_path):
-    """As of a rank that has told where it listens after the viewer came."""
+    """As from a rank that registered after the viewer connected."""
     done = [make_step(index) for index in range(60)]
     frames = [frame(make_snap(0, 1, done[:30], make_hello(0, 1, world_size=2)))]
     frames += [frame(make_beat(rank, 10 + k, steps=done[30 + k : 31 + k])) for k in range(30) for rank in range(2)]
@@ -432,7 +432,7 @@ def test_a_write_error_names_the_requested_file(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("number", [errno.EROFS, errno.EACCES])
 def test_a_read_only_directory_is_a_usage_error_that_names_the_option(tmp_path, monkeypatch, number):
-    """On a file system that is read-only, also what is not there cannot be taken away."""
+    """On a read-only file system unlinking a file that does not exist fails too."""
     target = tmp_path / "out.html"
     monkeypatch.setattr(Path, "open", refusing(number))
     monkeypatch.setattr(Path, "unlink", refusing(number))

@@ -1,4 +1,4 @@
-"""What a script gives to `agent.log` is in every export, whatever it is called and however it was told."""
+"""Values passed to `agent.log` are in every export, for any name and any order of arrival."""
 
 import csv
 import io
@@ -31,7 +31,7 @@ def loss(rank, step):
 
 
 def reported(world=2, values=None):
-    """A history of half of the steps that comes after the first live one, then the others live; all but each third
+    """A snapshot of half of the steps that arrives after the first live one, then the others live; all but each third
     have something logged.
     """
 
@@ -83,7 +83,7 @@ def test_names_outside_of_the_range_make_no_column(path):
 
 
 def test_the_json_has_statistics_of_each_name_and_the_last_values_of_each_rank(path):
-    """The first of all is that of the first step, though a later one came before it."""
+    """The first value is that of the first step, although a later one arrived before it."""
     found = json.loads(exported(path, write_json)[0])
 
     values = [loss(rank, step) for rank in range(2) for step in range(STEPS) if step % 3]
@@ -169,7 +169,7 @@ def test_steps_kept_for_a_rank_are_bounded_and_invalid_ranks_ignored():
         steps = [make_step(step, values={"loss": float(step)}) for step in range(first, first + 10)]
         for rank in (0, 1, 7):
             logged.add(wire.encode(make_beat(rank, 1, step=first, steps=steps)))
-        # Told again, as by a history of somebody who comes back.
+        # Received again, as in the snapshot after a reconnect.
         logged.add(wire.encode(make_beat(0, 1, step=first, steps=steps)))
 
     assert logged.series["loss"].count == 2000

@@ -1,4 +1,4 @@
-"""Following a run to its end in-process: when judging begins, what counts as the end, and how alerts are counted."""
+"""Following a run to its end: when evaluation begins, what counts as the end, and how alerts are counted."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PEER_LOST = "RuntimeError: Connection reset by peer"
 
 
 class Scripted:
-    """A source that says what it is told to, at times that are told, too. Ranks of `here` run on this node."""
+    """Scripted source of frames and ticks at given times. Ranks in `here` run on this host."""
 
     def __init__(self, world, here=()):
         self.known, self.here, self.refused = set(range(world)), set(here), {}
@@ -63,14 +63,14 @@ class Scripted:
 
 @pytest.fixture
 def nodes(run_dir):
-    """A run of three ranks, each on a host of its own."""
+    """Run file of three ranks on three hosts."""
     file = make_run_file(run_dir, 3)
     spread = [msgspec.structs.replace(each, host=f"node{each.rank + 1}") for each in file.endpoints]
     return msgspec.structs.replace(file, endpoints=spread)
 
 
 def trains(source, *ranks, at_s=1.0):
-    """These ranks are heard, with their history."""
+    """Send the snapshots of these ranks."""
     hellos = {rank: make_hello(rank, world_size=3, host=f"node{rank + 1}") for rank in ranks}
     source.say(at_s, *(make_snap(rank, 1, hello=hello) for rank, hello in hellos.items()))
 
@@ -80,7 +80,7 @@ def fails(source, at_s, *ranks):
 
 
 def ends_after_s(run, source):
-    """When the run is found to have ended, on the viewer's clock; None = it is not."""
+    """Time, in seconds on the viewer's clock, at which the run counts as ended; None if it does not."""
     with closing(RunFollower(run, source=source)) as follower:
         while not source.reported:
             now_ns = follower.advance()
@@ -103,7 +103,7 @@ def make_event(kind, severity, subject="rank 1"):
 
 
 def test_nothing_is_evaluated_before_all_snapshots_have_arrived(run_dir):
-    """The first history alone would have its steps judged without the ranks that they have to be compared with."""
+    """The first snapshot alone would be evaluated without the ranks to compare it with."""
     with FakeRun(run_dir, 4) as run:
         run.train(0, 60, slow_rank=2)
         with closing(RunFollower(run.file)) as follower:
@@ -161,7 +161,7 @@ def test_a_rank_that_exited_before_the_viewer_started_has_ended_and_delays_nothi
 
 
 def test_a_run_on_other_hosts_ends_when_some_ranks_failed_and_the_others_send_no_heartbeat_for_long(nodes):
-    """The whole node of rank 2 is lost: it never says goodbye."""
+    """The host of rank 2 is lost, so no goodbye arrives."""
     source = Scripted(3)
     trains(source, 0, 1, 2)
     fails(source, 2, 0, 1)
@@ -211,7 +211,7 @@ def test_a_viewer_whose_relay_sends_no_heartbeat_does_not_take_that_for_the_end(
 
 
 def test_on_a_host_of_the_job_missing_heartbeats_of_others_are_reported_before_the_end(nodes, monkeypatch):
-    """The node of rank 2 was killed, and with it went the others: that is what has to be said."""
+    """The host of rank 2 was lost and the others failed after it: that is the root cause."""
     source, reported = Scripted(3, here=(0,)), []
     trains(source, 0, 1, 2)
     fails(source, 2, 0, 1)
@@ -282,7 +282,7 @@ def test_the_last_failure_is_reported_before_the_end(run_dir):
 
 
 def test_a_recording_subscribes_to_gradient_buckets(run_dir, tmp_path):
-    """They tell them only if somebody wants to know, and a report has to have some."""
+    """Ranks send them only on demand, and a report needs some."""
     buckets = wire.Buckets(rank=0, seq=0, step=3, buckets=[wire.Bucket(index=0, bytes=1, ready_ns=1, done_ns=2)])
     asked, received = threading.Event(), threading.Event()
 

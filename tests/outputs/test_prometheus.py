@@ -1,4 +1,4 @@
-"""Metrics for Prometheus: what is told, how many series there can be, and who is served."""
+"""Prometheus metrics: their values, the bound on series, and the limits of the server."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ needs_promtool = pytest.mark.skipif(not shutil.which("promtool"), reason="promto
 
 
 def make_monitor(world=4, received=None, slow=2, steps=60, gpus=None, host="node-a", now_ns=1):
-    """A run with one slow rank, judged."""
+    """Evaluated run with one slow rank."""
     state = RunState("ab12cd34ab12cd34", "train", world, [Place(rank, "node-a", 100 + rank) for rank in range(world)])
     plain = [make_step(index, sync=12) for index in range(steps)]
     late = [make_step(index, backward=26) for index in range(steps)]
@@ -65,14 +65,14 @@ def fetch(address, path="/metrics", method="GET"):
 
 
 def text_of(monitor, events=()):
-    """What a scrape of this run tells."""
+    """Samples in a scrape of this run."""
     with closing(Exporter("127.0.0.1:0")) as exporter:
         exporter.update(monitor, events, time.monotonic_ns())
         return fetch(exporter.address)
 
 
 def series_of(text):
-    """All series by name and labels; the same one twice is a fault."""
+    """All series by name and labels; fails on duplicates."""
     samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
     series = {(sample.name, *sorted(sample.labels.items())): sample.value for sample in samples}
     assert len(series) == len(samples)
@@ -194,7 +194,7 @@ def test_series_are_bounded_at_a_thousand_ranks():
     assert one(series, "ddpwatch_ranks", state="ok") == 1024
     assert one(series, "ddpwatch_ranks_self_seconds", stat="max") == pytest.approx(0.038)
     assert one(series, "ddpwatch_ranks_self_seconds", stat="median") == pytest.approx(0.028)
-    # However many ranks there are, and however many the largest world may have.
+    # For any number of ranks.
     assert len(series) < 10_000
 
 
@@ -203,7 +203,7 @@ def test_each_rank_has_series_of_its_own_up_to_the_bound():
 
 
 def test_the_choice_of_the_worst_ranks_has_hysteresis():
-    """Own work is never quite the same; without this all ranks would take turns, and each would be a new series."""
+    """Self times fluctuate; without hysteresis ranks would take turns, and each newcomer is a new series."""
     state = RunState("ab12cd34ab12cd34", "train", 512)
     for rank in range(512):
         # The higher the rank, the slower.
@@ -237,10 +237,10 @@ def test_no_snapshot_is_taken_without_a_scrape():
     with closing(Exporter("127.0.0.1:0")) as exporter:
         monitor, now_ns = make_monitor(), time.monotonic_ns()
         exporter.update(monitor, (), now_ns - STALE_NS)
-        first = exporter._collector.snapshot
+        first = exporter._snapshot
         exporter.update(monitor, (), now_ns)
 
-        assert exporter._collector.snapshot is first
+        assert exporter._snapshot is first
 
 
 def test_a_later_scrape_gets_a_fresh_snapshot():
@@ -271,7 +271,7 @@ def test_a_snapshot_is_rendered_once_for_all_scrapes():
         rendered = []
         generate = exporter._generate
         exporter._generate = lambda registry: rendered.append(registry) or generate(registry)
-        # From the future: however long this takes, it is not stale.
+        # A time in the future, so that the snapshot does not expire during the test.
         exporter.update(make_monitor(), (), time.monotonic_ns() + 60 * STALE_NS)
         texts = {fetch(exporter.address) for _ in range(20)}
 
@@ -308,7 +308,7 @@ def is_cut_off(connection):
 
 
 def answer_to(address, *said):
-    """All that comes back, until the other side ends it."""
+    """Read the response until the server closes the connection."""
     received = b""
     with connect(address) as connection:
         try:
@@ -331,7 +331,7 @@ def test_garbage_is_refused(line):
 def test_an_endless_request_is_cut_off():
     with closing(Exporter("127.0.0.1:0")) as exporter:
         endless = b"GET /metrics HTTP/1.1\r\n" + b"X: y\r\n" * 10_000
-        # The answer may be lost where more is sent than anybody reads.
+        # The response may be lost when the server closes with unread input.
         assert answer_to(exporter.address, endless)[:13] in {b"", b"HTTP/1.1 431 "}
         assert "ddpwatch_build_info" in fetch(exporter.address)
 
@@ -350,7 +350,7 @@ def test_slow_clients_are_cut_off_and_do_not_block_others(monkeypatch):
             for _ in range(5):
                 assert "ddpwatch_build_info" in fetch(exporter.address)
             assert threading.active_count() == threads
-            # The oldest had to go.
+            # The oldest connection was closed.
             assert is_cut_off(slow[0])
         finally:
             for connection in slow:
@@ -404,7 +404,7 @@ def test_a_bad_address_is_a_usage_error(address):
 
 @pytest.fixture
 def run_main(capsys, monkeypatch, run_dir):
-    """`ddpwatch ...` in this process: its exit code, and what it says on stderr."""
+    """Run `ddpwatch ...` in this process; returns exit code and stderr."""
     monkeypatch.setattr(signal, "signal", lambda *_: None)
 
     def run(*arguments):
@@ -455,7 +455,7 @@ def test_the_dashboard_and_the_rules_name_metrics_that_exist(path):
 
 
 def dashboard_expressions():
-    """The queries of all panels, with Grafana's variables filled in."""
+    """Queries of all panels, with Grafana's variables substituted."""
     panels = json.loads(DASHBOARD.read_text())["panels"]
     queries = [target["expr"] for panel in panels for target in panel.get("targets", ())]
     return [query.replace("$__rate_interval", "1m").replace("$job", ".*").replace("$run", ".*") for query in queries]
@@ -494,7 +494,7 @@ def test_promtool_accepts_the_rules():
 def test_promtool_parses_the_queries_of_the_dashboard(tmp_path):
     queries = dashboard_expressions()
     rules = [{"record": f"panel:{number}", "expr": query} for number, query in enumerate(queries)]
-    # JSON is YAML, too.
+    # JSON is valid YAML.
     (tmp_path / "rules.yml").write_text(json.dumps({"groups": [{"name": "dashboard", "rules": rules}]}))
     exit_code, said = promtool("check", "rules", str(tmp_path / "rules.yml"))
 

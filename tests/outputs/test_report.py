@@ -1,4 +1,4 @@
-"""The report: what it gathers of a recording, and that nothing in one becomes markup."""
+"""The report: its figures, its charts, and that no text of a recording becomes markup."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def test_a_recording_without_its_log_says_that_its_newest_part_may_be_missing(tm
     missing = "its newest part may be missing"
     assert missing not in page(read(path))
     with closing(sqlite3.connect(path)) as database, database:
-        # As a recorder leaves it that does not come to close it.
+        # As left by a recorder that was killed.
         database.execute("INSERT INTO writer VALUES ('elsewhere', 1, 1.0)")
     with path.open("r+b") as file:
         file.seek(18)
@@ -170,7 +170,7 @@ def test_ranks_with_implausible_figures_are_named_as_left_out(tmp_path):
 
 
 def test_the_table_over_time_ends_with_the_last_step(tmp_path):
-    """A column is two steps wide, and the last one holds only one."""
+    """Columns are two steps wide, but the last one has only one step."""
     reported = page(read(record(tmp_path / "x.ddpw", measured(Scenario(2, steps=296)), 2)))
     rows = re.findall(r"<td>(\d+(?: – \d+)?)</td>", reported)
 
@@ -218,7 +218,7 @@ def all_charts(report):
 
 
 def left_out(*windows):
-    """The chart of step times of these windows, by name of what it draws."""
+    """Traces of the step time chart of these windows, by name."""
     return {trace["name"]: trace for trace in charts.step_time(aggregate_of(*windows)).data}
 
 
@@ -289,7 +289,7 @@ def test_the_labels_of_the_color_scale_do_not_overlap(ranks, labels):
 
 
 def test_every_chart_is_valid_for_plotly(report):
-    """Its own classes refuse a name or a value that is none; colours are filled in by the page."""
+    """Plotly's classes refuse invalid names and values; colors are substituted by the page's script."""
     for chart in all_charts(report):
         text = re.sub(r'"var:[a-z0-9-]+"', '"#123456"', msgspec.json.encode([chart.data, chart.layout]).decode())
         data, layout = msgspec.json.decode(text)
@@ -308,7 +308,7 @@ def test_every_color_of_a_chart_is_a_variable_of_the_style(report):
 
 
 class Reader(HTMLParser):
-    """Every element and attribute of the page, and the text of each."""
+    """Collects the elements, attributes and text of a page."""
 
     def __init__(self):
         super().__init__()
@@ -350,13 +350,13 @@ def test_no_text_of_a_recording_becomes_markup(tmp_path, monkeypatch, text):
     assert made.count("<script") == made.count("</script>") == 3
     assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2028\u2029]", made)
     assert "SIMULATED" not in made
-    # It was there to be told: a tame part of it stands in the text.
+    # The text was shown: a sanitized part of it is in the page.
     assert "alert(" in "".join(reader.texts)
 
 
 @pytest.mark.parametrize("text", PIECES)
 def test_a_label_of_a_chart_contains_no_tag(text):
-    """Plotly reads some tags in its texts, and turns these entities back."""
+    """Plotly interprets some tags in its labels and decodes these entities."""
     assert not re.search(r"[<>]", charts.label(text, 1000))
 
 

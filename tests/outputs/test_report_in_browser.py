@@ -1,4 +1,4 @@
-"""The report in a real browser: it opens, asks for nothing, complains of nothing, and draws."""
+"""The report in a real browser: it opens without requests or console errors, and draws."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_the_page_opens_without_requests_and_fits_the_width(browser, report_file
     tab = opened(browser, report_file, width, scheme)
 
     assert tab.complaints == []
-    # What plotly makes itself, such as the picture of the map, is no request.
+    # Data URLs that plotly creates, as for the heat map, are not requests.
     assert [each for each in tab.requests if not each.startswith("data:")] == [report_file.as_uri()]
     assert tab.value("document.documentElement.scrollWidth") == width
     drawn = tab.value("[...document.querySelectorAll('.chart')].map(c => [c.id, !!c.querySelector('svg.main-svg')])")
@@ -68,12 +68,12 @@ def test_the_page_opens_without_requests_and_fits_the_width(browser, report_file
     assert tab.value("document.querySelectorAll('#chart-step-time .scatterlayer .trace').length") == 1
     assert tab.value("document.querySelectorAll('#chart-map .heatmaplayer image').length") == 1
     assert tab.value("document.querySelector('details.figures').open") is False
-    page_colour = tab.value("getComputedStyle(document.body).backgroundColor")
-    assert page_colour == ("rgb(18, 22, 28)" if scheme == "dark" else "rgb(246, 247, 249)")
+    page_color = tab.value("getComputedStyle(document.body).backgroundColor")
+    assert page_color == ("rgb(18, 22, 28)" if scheme == "dark" else "rgb(246, 247, 249)")
 
 
 def test_on_a_phone_a_name_is_above_its_value(browser, tmp_path):
-    """A long name beside it would leave the value a column of a few letters."""
+    """A long name beside it would leave the value only a few letters of width."""
     reported = {
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
         "TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGTERM,SIGINT,SIGHUP,SIGQUIT",
@@ -93,7 +93,7 @@ def test_on_a_phone_a_name_is_above_its_value(browser, tmp_path):
 
 @pytest.mark.parametrize("width", [320, 400, 1200])
 def test_the_table_of_costs_needs_no_horizontal_scrolling(browser, report_file, width):
-    """On a phone each figure stands beside its title, one below the other."""
+    """On a phone each figure is beside its title, one below the other."""
     tab = opened(browser, report_file, width)
     cells = """[...document.querySelector('.stacks').querySelectorAll('tbody tr:first-child td')].map(each => {
         const box = each.getBoundingClientRect(), inside = each.closest('section').getBoundingClientRect();
@@ -159,11 +159,11 @@ def test_on_paper_no_heading_is_separated_from_its_text(browser, report_file):
 
 
 def test_hostile_text_of_a_recording_runs_no_script(browser, tmp_path):
-    """Every text field holds a script; none runs, and none becomes an element in a chart either."""
+    """Every text field contains a script; none runs or becomes an element of a chart."""
     path = tmp_path / "hostile.html"
     alerts = [hostile_alert(text) for text in PIECES]
     source = record(tmp_path / "x.ddpw", hostile_frames(*PIECES), len(PIECES), alerts=alerts)
-    # Without the policy, so that it is not what keeps them from running.
+    # Without the Content-Security-Policy, which would also keep them from running.
     path.write_text(page(read(source)).replace("Content-Security-Policy", "nothing"))
     tab = opened(browser, path, 800)
 

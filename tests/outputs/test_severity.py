@@ -35,7 +35,7 @@ def opened(**changed):
 
 
 def with_alerts(*alerts, world=4, **run):
-    """A healthy run whose book has these alerts open."""
+    """A healthy run with these alerts open."""
     monitor = make_monitor(slow=None, world=world, **run)
     monitor.evaluate_now()
     monitor.book.open = {alert.key: alert for alert in alerts}

@@ -1,4 +1,4 @@
-"""Sinks against real commands and real web servers, dead and hanging ones too. None of them holds the caller back."""
+"""Alert sinks with real commands and web servers, dead and hanging ones too; none blocks the caller."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def wait_until(condition):
 
 @contextlib.contextmanager
 def server(answer):
-    """A web server on a port of its own; `answer(handler)` is called for every POST, which is kept in `.posts`."""
+    """Web server that calls `answer(handler)` for every POST and keeps it in `.posts`."""
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_POST(self):
@@ -78,7 +78,7 @@ def said():
 
 @pytest.fixture
 def start(said):
-    """Start a sink; all are given up at the end, whatever happened."""
+    """Start sinks that are given up after the test."""
     started = []
 
     def start_with(receiver):
@@ -134,7 +134,7 @@ def test_a_server_that_recovers_gets_its_event(start, said, hurried):
 
 def test_a_dead_port_is_reported_in_words(start, said, hurried):
     with socket.socket() as taken:
-        # Bound and not listening: nobody else can have it, and it refuses.
+        # Bound but not listening: no other process gets the port, and it refuses connections.
         taken.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{taken.getsockname()[1]}"
         sink = start(Webhook(f"{url}/x"))
@@ -265,7 +265,7 @@ def test_a_full_queue_drops_new_events_and_never_blocks(start):
     for number in range(sinks.QUEUE_EVENTS + 51):
         sink.put(make_event(number))
         if number == 0:
-            # The first is under way; the queue is empty again.
+            # The first event is being delivered, and the queue is empty again.
             assert blocked.busy.wait(GIVE_UP_S)
     blocked.release.set()
 
@@ -274,7 +274,7 @@ def test_a_full_queue_drops_new_events_and_never_blocks(start):
 
 
 class Blocked:
-    """A receiver that takes nothing until it is released."""
+    """Receiver that blocks until it is released."""
 
     name = "blocked"
 

@@ -174,10 +174,7 @@ def _announces(entry: Entry, child: Entry) -> bool:
 
 def _with_ranks_of_files(entries: Sequence[Entry]) -> list[Entry]:
     """Attribute lines without a rank to the owner of the file, where each rank has its own file."""
-    named: dict[str, set[int]] = {entry.source: set() for entry in entries}
-    for entry in entries:
-        if entry.rank is not None and entry.mark.kind not in _NOT_WRITTEN_BY_A_RANK:
-            named[entry.source].add(entry.rank)
+    named = _writers_by_file(entries)
     owners = [next(iter(ranks)) for ranks in named.values() if len(ranks) == 1]
     one_each = len(owners) > 1 and len(set(owners)) == len(owners) and all(len(ranks) < 2 for ranks in named.values())
     of_file: dict[str, tuple[int, bool]] = {}
@@ -198,17 +195,21 @@ def _quiet_ranks(entries: Sequence[Entry], sources: Iterable[str]) -> frozenset[
     """Ranks of files without a recognized line. The rank is the number in the file's name, if at least two other files
     have their rank at the same place.
     """
-    of_file: dict[str, set[int]] = {}
-    for entry in entries:
-        ranks = of_file.setdefault(entry.source, set())
-        if entry.rank is not None and entry.mark.kind not in _NOT_WRITTEN_BY_A_RANK:
-            ranks.add(entry.rank)
+    of_file = _writers_by_file(entries)
     places: Counter[tuple[str, str]] = Counter()
     for source, ranks in of_file.items():
         if len(ranks) == 1:
             places.update(place for place, number in _numbers(source) if number in ranks)
     candidates = (pair for source in sources if source not in of_file for pair in _numbers(source))
     return frozenset(number for place, number in candidates if places[place] > 1 and number < MAX_RANKS)
+
+
+def _writers_by_file(entries: Sequence[Entry]) -> dict[str, set[int]]:
+    found: dict[str, set[int]] = {entry.source: set() for entry in entries}
+    for entry in entries:
+        if entry.rank is not None and entry.mark.kind not in _NOT_WRITTEN_BY_A_RANK:
+            found[entry.source].add(entry.rank)
+    return found
 
 
 def _numbers(source: str) -> Iterator[tuple[tuple[str, str], int]]:

@@ -74,7 +74,7 @@ class LogState:
             return
         # Imported on the first line of a log: compiling the patterns takes longer than loading the rest of the state.
         from ddpwatch.core.logs.diagnose import LogDiagnosis
-        from ddpwatch.core.logs.parser import recognise
+        from ddpwatch.core.logs.parser import parse_line
 
         self._diagnosis = self._diagnosis or LogDiagnosis()
         source = sanitize(message.source, 2 * NAME_CHARS)
@@ -83,7 +83,7 @@ class LogState:
         if source in self.sources or len(self.sources) < MAX_SOURCES:
             self.sources[source] += message.skipped + len(message.lines)
         for line in message.lines:
-            mark = recognise(line.text)
+            mark = parse_line(line.text)
             number = line.number if message.counted else None
             entry = LogEntry(source, number, sanitize(line.text, LINE_CHARS), mark)
             self.entries.append(entry)

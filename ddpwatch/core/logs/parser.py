@@ -65,7 +65,7 @@ _OF_A_PEER: Final = re.compile(
 _FOREIGN: Final = re.compile(r"(?!torch\.|c10)\w+\.")
 
 
-def recognise(text: str) -> Mark | None:
+def parse_line(text: str) -> Mark | None:
     """Parse one line; None if it reports nothing about a failure."""
     text = text[:MAX_CHARS]
     # A plain loop is faster than one alternation pattern or `any`.

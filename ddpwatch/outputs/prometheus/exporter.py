@@ -38,8 +38,8 @@ PATH: Final = "/metrics"
 class Collector:
     """Adapter of a snapshot to the collector interface of prometheus_client."""
 
-    def __init__(self, snapshot: Snapshot = ((BUILD_INFO, {(VERSION,): 1.0}),)) -> None:
-        """Without a run there is only ddpwatch's own version."""
+    def __init__(self, snapshot: Snapshot) -> None:
+        """Adapt `snapshot`."""
         self.snapshot = snapshot
 
     def collect(self) -> Iterator[Family]:
@@ -66,7 +66,8 @@ class Exporter:
                 "--prometheus needs the package prometheus-client: pip install 'ddpwatch[prometheus]'"
             ) from None
         self._generate = generate_latest
-        self._collector = Collector()
+        # Without a run there is only ddpwatch's own version.
+        self._snapshot: Snapshot = ((BUILD_INFO, {(VERSION,): 1.0}),)
         self._rendered: Snapshot | None = None
         self._text = b""
         self._opened: Counter[str] = Counter()
@@ -87,7 +88,7 @@ class Exporter:
             return
         sample = sample_run(monitor, self._opened, self._reported)
         self._reported = frozenset(rank.rank for rank in sample.ranks)
-        self._collector.snapshot = read(sample)
+        self._snapshot = read(sample)
         self._taken_ns, self._wanted = now_ns, False
         self._server.call(self._fresh.set)
 
@@ -109,7 +110,7 @@ class Exporter:
         return CONTENT_TYPE, self._render()
 
     def _render(self) -> bytes:
-        snapshot = self._collector.snapshot
+        snapshot = self._snapshot
         if snapshot is not self._rendered:
             self._text, self._rendered = self._generate(Collector(snapshot)), snapshot
         return self._text

@@ -43,6 +43,7 @@ _MAX_LINEAR_RATIO: Final = 20.0
 """Ratio of the slowest step to the median above which the time axis is logarithmic."""
 _LONG_S: Final = 300.0
 """Duration, in seconds, from which time axes are in minutes."""
+_LINE: Final = {"color": "var:backward", "width": 2}
 _CATEGORIES: Final = {"autorange": "reversed", "automargin": True, "type": "category", "fixedrange": True}
 """Axis of ranks or buckets, from top to bottom."""
 
@@ -86,22 +87,19 @@ def all_reduce(aggregate: RunAggregate, limit: float, alerts: Sequence[Alert]) -
     share, wire, wait = aggregate.shares_over_time()
     if np.isfinite(wire).any():
         data = [
-            {
-                "type": "scatter", "mode": _mode(steps), "name": name, "x": steps, "y": _shares(values),
-                "stackgroup": "s",
-                "line": {"width": 0.5, "color": f"var:{name}", "shape": "hvh"}, "fillcolor": f"var:{name}",
-                "hovertemplate": f"{name} %{{y:.1f}} %<extra></extra>",
-            }
+            _curve(
+                name, steps, _shares(values), _mode(steps), stackgroup="s", fillcolor=f"var:{name}",
+                line={"width": 0.5, "color": f"var:{name}", "shape": "hvh"},
+                hovertemplate=f"{name} %{{y:.1f}} %<extra></extra>",
+            )
             for name, values in (("wire", wire), ("waiting", wait))
         ]  # fmt: skip
     else:
-        data = [
-            {
-                "type": "scatter", "mode": _mode(steps), "name": "all-reduce", "x": steps, "y": _shares(share),
-                "fill": "tozeroy", "line": {"color": "var:sync"}, "fillcolor": "var:sync",
-            }
-        ]  # fmt: skip
-    data.append(_across(limit * 100, f"{percent(limit)}: worth a warning", steps))
+        sync = {"fill": "tozeroy", "fillcolor": "var:sync", "line": {"color": "var:sync"}}
+        data = [{**_curve("all-reduce", steps, _shares(share), _mode(steps)), **sync}]
+    threshold = {"color": "var:ink", "width": 1.5, "dash": "dash"}
+    name = f"{percent(limit)}: worth a warning"
+    data.append(_curve(name, [steps[0], steps[-1]], [limit * 100] * 2, hoverinfo="skip", line=threshold))
     marks = [alert for alert in alerts if alert.since.step is not None][:MAX_MARKS]
     if marks:
         data.append(_alert_marks(marks, float(np.nanmax(share, initial=limit)) * 100))
@@ -118,10 +116,8 @@ def step_time(aggregate: RunAggregate) -> Chart:
     median, slow = (_ms(aggregate.step_ns_over_time(quantile)) for quantile in (0.5, 0.99))
     one = aggregate.over_time.width == 1
     name = "step time" if one else "median"
-    line = {
-        "type": "scatter", "mode": _mode(steps), "name": name, "x": steps, "y": median,
-        "line": {"color": "var:backward", "width": 2}, "hovertemplate": f"{name} %{{y:.3g}} ms<extra></extra>",
-    }  # fmt: skip
+    hover = f"{name} %{{y:.3g}} ms<extra></extra>"
+    line = _curve(name, steps, median, _mode(steps), line=_LINE, hovertemplate=hover)
     layout = {
         "xaxis": _steps_axis(aggregate), "hovermode": "x unified", "showlegend": True,
         "yaxis": _times_axis(median, slow),
@@ -138,16 +134,15 @@ def _band(steps: Sequence[int], low: Sequence[float], high: Sequence[float]) -> 
     for first, end in _pieces(low):
         x += [*steps[first:end], *reversed(steps[first:end]), None]
         y += [*high[first:end], *reversed(low[first:end]), None]
-    of_band = {"type": "scatter", "mode": "lines", "legendgroup": "band"}
     return [
-        {
-            **of_band, "name": "up to p99", "x": x, "y": y, "fill": "toself", "fillcolor": "var:band",
-            "line": {"width": 0, "color": "var:band"}, "hoverinfo": "skip",
-        },
-        {
-            **of_band, "name": "p99", "x": steps, "y": high, "line": {"color": "var:band", "width": 1},
-            "showlegend": False, "hovertemplate": "p99 %{y:.3g} ms<extra></extra>",
-        },
+        _curve(
+            "up to p99", x, y, legendgroup="band", fill="toself", fillcolor="var:band", hoverinfo="skip",
+            line={"width": 0, "color": "var:band"},
+        ),
+        _curve(
+            "p99", steps, high, legendgroup="band", showlegend=False, line={"color": "var:band", "width": 1},
+            hovertemplate="p99 %{y:.3g} ms<extra></extra>",
+        ),
     ]  # fmt: skip
 
 
@@ -191,24 +186,23 @@ def utilization(
     found: Utilization, name: str, title: str, unit: str, scale: float, top: float | None = None
 ) -> Chart | None:
     """One column of the utilization over time: its mean, with a band from minimum to maximum; None if never read."""
-    mean, least, most = found.curve(name)
+    mean, low, high = found.curve(name)
     if not np.isfinite(mean).any():
         return None
     passed_s = (found.over_time.begins - (found.over_time.origin or 0)) / 1e9
     long = passed_s[-1] >= _LONG_S
     passed = np.round(passed_s / 60.0 if long else passed_s, 3).tolist()
-    band = {"type": "scatter", "mode": "lines", "x": passed, "line": {"width": 0}, "connectgaps": True}
+    band: dict[str, Any] = {"line": {"width": 0}, "connectgaps": True}
     data = [
-        {**band, "name": "least", "y": _scaled(least, scale), "showlegend": False, "hoverinfo": "skip"},
-        {
-            **band, "name": "least to most", "y": _scaled(most, scale), "fill": "tonexty", "fillcolor": "var:band",
-            "hovertemplate": f"most %{{y:.4g}} {unit}<extra></extra>",
-        },
-        {
-            "type": "scatter", "mode": "lines", "name": "mean", "x": passed, "y": _scaled(mean, scale),
-            "line": {"color": "var:backward", "width": 2}, "connectgaps": True,
-            "hovertemplate": f"mean %{{y:.4g}} {unit}<extra></extra>",
-        },
+        _curve("least", passed, _scaled(low, scale), showlegend=False, hoverinfo="skip", **band),
+        _curve(
+            "least to most", passed, _scaled(high, scale), fill="tonexty", fillcolor="var:band",
+            hovertemplate=f"most %{{y:.4g}} {unit}<extra></extra>", **band,
+        ),
+        _curve(
+            "mean", passed, _scaled(mean, scale), line=_LINE, connectgaps=True,
+            hovertemplate=f"mean %{{y:.4g}} {unit}<extra></extra>",
+        ),
     ]  # fmt: skip
     yaxis: dict[str, Any] = {"title": {"text": unit}, "rangemode": "tozero"}
     if top is not None:
@@ -288,20 +282,18 @@ def _mode(points: Sequence[float]) -> str:
 
 
 def _alert_marks(alerts: Sequence[Alert], height: float) -> dict[str, Any]:
-    return {
-        "type": "scatter", "mode": "markers", "name": "alert opened", "y": [height * 1.08] * len(alerts),
-        "x": [alert.since.step for alert in alerts],
-        "text": [label(f"{alert.finding.rule}, step {count(alert.since.step or 0)}", NAME_CHARS) for alert in alerts],
-        "marker": {"symbol": "triangle-down", "size": 10, "color": "var:bad"},
-        "hovertemplate": "%{text}<extra></extra>",
-    }  # fmt: skip
+    return _curve(
+        "alert opened", [alert.since.step for alert in alerts], [height * 1.08] * len(alerts), "markers",
+        text=[label(f"{alert.finding.rule}, step {count(alert.since.step or 0)}", NAME_CHARS) for alert in alerts],
+        marker={"symbol": "triangle-down", "size": 10, "color": "var:bad"}, hovertemplate="%{text}<extra></extra>",
+    )  # fmt: skip
 
 
-def _across(y: float, name: str, steps: Sequence[int]) -> dict[str, Any]:
-    return {
-        "type": "scatter", "mode": "lines", "name": name, "x": [steps[0], steps[-1]], "y": [y, y], "hoverinfo": "skip",
-        "line": {"color": "var:ink", "width": 1.5, "dash": "dash"},
-    }  # fmt: skip
+def _curve(
+    name: str, x: Sequence[float | None], y: Sequence[float | None], mode: str = "lines", **options: Any
+) -> dict[str, Any]:
+    """A scatter trace of plotly."""
+    return {"type": "scatter", "mode": mode, "name": name, "x": x, "y": y, **options}
 
 
 def _shares(values: NDArray[np.float64]) -> list[float]:

@@ -8,7 +8,7 @@
   const coloured = new Set(["color", "fillcolor", "colorscale"]);
   const touch = window.matchMedia("(pointer: coarse)").matches;
 
-  // Colours go by the names that the style gives them: it knows whether the page is light or dark.
+  // Substitutes CSS variables for color names: the style knows whether the page is light or dark.
   function painted(value, key, style) {
     if (typeof value === "string") {
       return coloured.has(key) && value.startsWith("var:") ? style.getPropertyValue("--" + value.slice(4)).trim() : value;

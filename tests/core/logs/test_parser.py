@@ -1,4 +1,4 @@
-"""One line of a training log to what it says; or to nothing, without a crash, whatever is in it."""
+"""Parsing of one log line: known lines give their fields, any other text gives None and never raises."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ddpwatch.core.logs.parser import LINE_PATTERNS, MAX_CHARS, PREFILTERS, recognise
+from ddpwatch.core.logs.parser import LINE_PATTERNS, MAX_CHARS, PREFILTERS, parse_line
 from ddpwatch.core.logs.pattern import LINE_CHARS
 from ddpwatch.core.logs.prefixes import DEFAULT_GROUP, Group, read_group
 
@@ -29,7 +29,7 @@ NEUTRAL += ["worker-1  | ", "03:04:05 ", "\x1b[31m", "node7.cluster.local: ", "(
 
 @pytest.mark.parametrize("sample", SAMPLES, ids=lambda sample: f"{sample['kind']}: {sample['line'].strip()[:40]}")
 def test_every_known_line_gives_its_fields(sample):
-    mark = recognise(sample["line"])
+    mark = parse_line(sample["line"])
 
     assert {"line": sample["line"], **{name: getattr(mark, name) for name in sample if name != "line"}} == sample
 
@@ -53,14 +53,14 @@ def test_process_groups_of_all_versions_are_read(text, group):
 
 @given(st.sampled_from(LINES), st.lists(st.sampled_from(NEUTRAL), max_size=3))
 def test_a_prefix_without_a_rank_changes_nothing(line, prefixes):
-    bare, prefixed = recognise(line), recognise("".join(prefixes) + line)
+    bare, prefixed = parse_line(line), parse_line("".join(prefixes) + line)
 
     assert msgspec.structs.replace(prefixed, text="") == msgspec.structs.replace(bare, text="")
 
 
 @given(st.sampled_from(SAMPLES), st.lists(st.sampled_from(NEUTRAL), max_size=2), st.integers(0, 4095))
 def test_the_rank_in_the_prefix_is_the_writer_of_the_line(sample, prefixes, rank):
-    mark = recognise(f"{''.join(prefixes)}[rank{rank}]:{sample['line']}")
+    mark = parse_line(f"{''.join(prefixes)}[rank{rank}]:{sample['line']}")
 
     fields = {name: value for name, value in sample["fields"].items() if name != "group_rank"}
     assert (mark.kind, mark.group, mark.fields) == (sample["kind"], sample["group"], fields)
@@ -84,7 +84,7 @@ def test_the_rank_in_the_prefix_is_the_writer_of_the_line(sample, prefixes, rank
     ],
 )
 def test_launcher_prefixes_give_ranks_but_only_a_global_one_is_sure(prefix, rank, sure):
-    mark = recognise(f"{prefix}ValueError: no")
+    mark = parse_line(f"{prefix}ValueError: no")
 
     assert (mark.kind, mark.rank, mark.rank_sure) == ("exception", rank, sure)
 
@@ -93,7 +93,7 @@ def test_a_rank_within_a_process_group_is_not_a_global_rank():
     line = (
         "[PG ID 5 PG GUID 42(TP) Rank 1]  failure detected by watchdog at work sequence id: 3 PG status: last enqueued"
     )
-    mark = recognise(f"{line} work: 3, last completed work: 2")
+    mark = parse_line(f"{line} work: 3, last completed work: 2")
 
     assert (mark.rank, mark.group, mark.fields["group_rank"]) == (None, "TP 42", 1)
 
@@ -101,14 +101,14 @@ def test_a_rank_within_a_process_group_is_not_a_global_rank():
 def test_the_rank_that_nccl_prints_is_only_a_fallback():
     line = "[Rank 1] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=78, OpType=BROADCAST"
 
-    assert (recognise(line).rank, recognise(line).rank_sure) == (1, False)
-    assert (recognise(f"[rank9]:[E ProcessGroupNCCL.cpp:563] {line}").rank) == 9
-    assert (recognise(f"[default9]:{line}").rank) == 9
+    assert (parse_line(line).rank, parse_line(line).rank_sure) == (1, False)
+    assert (parse_line(f"[rank9]:[E ProcessGroupNCCL.cpp:563] {line}").rank) == 9
+    assert (parse_line(f"[default9]:{line}").rank) == 9
 
 
 @pytest.mark.parametrize("value", ["3452013982", "18446744073709551615", "-7", "9" * 20])
 def test_an_impossible_number_is_left_out(value):
-    mark = recognise(f"Timeout at NCCL work: 1, last enqueued NCCL work: 1, last completed NCCL work: {value}.")
+    mark = parse_line(f"Timeout at NCCL work: 1, last enqueued NCCL work: 1, last completed NCCL work: {value}.")
 
     assert mark.fields == {"seq": 1, "enqueued": 1}
 
@@ -128,11 +128,11 @@ def test_an_impossible_number_is_left_out(value):
     ],
 )
 def test_lines_of_a_healthy_run_match_nothing(text):
-    assert recognise(text) is None
+    assert parse_line(text) is None
 
 
 def test_an_exception_after_a_progress_bar_is_recognized():
-    assert recognise(" 45%|##  | 45/100\r[rank1]: KeyError: 'x'").fields["exception"] == "KeyError"
+    assert parse_line(" 45%|##  | 45/100\r[rank1]: KeyError: 'x'").fields["exception"] == "KeyError"
 
 
 def test_every_hint_passes_the_prefilter():
@@ -145,7 +145,7 @@ def test_every_hint_passes_the_prefilter():
 def test_matching_is_linear_in_repeated_hints(filler):
     for shape in LINE_PATTERNS:
         for line in ((shape.hint + filler) * 200, filler * 4_000 + shape.hint, shape.hint + filler * 5_000):
-            mark = recognise(line)
+            mark = parse_line(line)
             assert mark is None or len(mark.text) <= LINE_CHARS
 
 
@@ -153,7 +153,7 @@ def test_matching_is_linear_in_repeated_hints(filler):
 @given(st.sampled_from(LINES), st.binary(max_size=40), st.integers(0, 200))
 def test_junk_in_a_line_never_raises_and_is_sanitized(line, junk, at):
     data = line.encode()
-    mark = recognise((data[:at] + junk + data[at:]).decode("utf-8", "replace"))
+    mark = parse_line((data[:at] + junk + data[at:]).decode("utf-8", "replace"))
 
     if mark is not None:
         texts = [mark.text, mark.group, *(value for value in mark.fields.values() if isinstance(value, str))]
@@ -162,15 +162,15 @@ def test_junk_in_a_line_never_raises_and_is_sanitized(line, junk, at):
 
 @given(st.text(max_size=300))
 def test_any_text_can_be_parsed(text):
-    recognise(text)
-    recognise(text + "Error: " + text)
+    parse_line(text)
+    parse_line(text + "Error: " + text)
 
 
 def test_only_the_beginning_of_a_line_of_megabytes_is_parsed():
     line = "[rank1]: CUDA out of memory. Tried to allocate 2.00 GiB" + " x" * 2_000_000
 
-    assert recognise(line) == recognise(line[:MAX_CHARS])
+    assert parse_line(line) == parse_line(line[:MAX_CHARS])
 
 
 def test_text_beyond_the_limit_is_not_parsed():
-    assert recognise("x" * MAX_CHARS + "CUDA out of memory") is None
+    assert parse_line("x" * MAX_CHARS + "CUDA out of memory") is None

@@ -1,4 +1,4 @@
-"""Who is blamed, and who is not, by small logs as real jobs leave them."""
+"""Root causes found in small logs in the form that real jobs leave them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import random
 import pytest
 
 from ddpwatch.core.logs.diagnose import ENDS, MAX_KINDS, LogDiagnosis
-from ddpwatch.core.logs.parser import recognise
+from ddpwatch.core.logs.parser import parse_line
 
 PEER = "RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:14503"
 GLOO = "RuntimeError: [../third_party/gloo/gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 3000ms for recv "
@@ -15,12 +15,12 @@ GLOO += "operation to complete"
 
 
 def verdict_of(logs, shuffle=None):
-    """The verdict on logs, each a name and its text."""
+    """Verdict on logs, given as text by file name."""
     found = [
         (source, number, mark)
         for source, text in logs.items()
         for number, line in enumerate(text.strip("\n").splitlines(), 1)
-        if (mark := recognise(line)) is not None
+        if (mark := parse_line(line)) is not None
     ]
     if shuffle is not None:
         random.Random(shuffle).shuffle(found)
@@ -33,7 +33,7 @@ def verdict_of(logs, shuffle=None):
 
 
 def waiting(rank, seq=9, enqueued=12, op="ALLREDUCE"):
-    """What torch 2.8 and later write on a rank that waited."""
+    """Lines that torch 2.8 and later write on a rank that timed out."""
     head = f"[rank{rank}]:[E810 03:04:11.061727749 ProcessGroupNCCL.cpp:683]"
     group = f"[PG ID 0 PG GUID 0(default_pg) Rank {rank}]"
     return f"""
@@ -49,8 +49,8 @@ terminate called after throwing an instance of 'c10::DistBackendError'
 """
 
 
-def told_to_dump(rank, enqueued, first):
-    """What the rank that was waited for writes, when another one tells everybody to dump."""
+def dump_signal(rank, enqueued, first):
+    """Lines of a late rank when another one signals all ranks to dump."""
     return f"""
 [rank{rank}]:[E810 03:04:11.9 ProcessGroupNCCL.cpp:1700] [PG ID 0 PG GUID 0(default_pg) Rank {rank}] Received a dump \
 signal due to a collective timeout from  rank {first} and we will try our best to dump the debug info. Last enqueued \
@@ -59,7 +59,7 @@ NCCL work: {enqueued}, last completed NCCL work: {enqueued}.This is most likely 
 
 
 def torchrun_report(*blocks, first=0):
-    """The end of torchrun's log: (rank, exit code, pid) each, one of them observed first."""
+    """Final report of torchrun: (rank, exit code, pid) of each failure, the first observed one apart."""
 
     def block(index, rank, code, pid):
         name = {-9: "(SIGKILL)", -15: "(SIGTERM)", -6: "(SIGABRT)", -11: "(SIGSEGV)"}.get(code, "")
@@ -91,7 +91,7 @@ Root Cause (first observed failure):
 
 def test_the_rank_with_the_lowest_enqueued_work_is_the_root_cause_and_not_the_first_to_time_out():
     logs = {f"rank{rank}.log": waiting(rank) for rank in (0, 1, 3)}
-    verdict = verdict_of(logs | {"rank2.log": told_to_dump(2, enqueued=8, first=0)})
+    verdict = verdict_of(logs | {"rank2.log": dump_signal(2, enqueued=8, first=0)})
 
     assert (verdict.culprits, verdict.cause, verdict.certain) == ((2,), "behind", True)
     assert verdict.victims == (0, 1, 3)
@@ -100,14 +100,14 @@ def test_the_rank_with_the_lowest_enqueued_work_is_the_root_cause_and_not_the_fi
 
 
 def test_the_same_in_one_file_for_all():
-    text = waiting(3) + waiting(0) + told_to_dump(2, enqueued=8, first=3) + waiting(1)
+    text = waiting(3) + waiting(0) + dump_signal(2, enqueued=8, first=3) + waiting(1)
 
     assert verdict_of({"all.log": text}).culprits == (2,)
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_the_order_of_lines_and_files_does_not_matter(seed):
-    logs = {f"rank{rank}.log": waiting(rank) for rank in (0, 1, 3)} | {"rank2.log": told_to_dump(2, 8, 0)}
+    logs = {f"rank{rank}.log": waiting(rank) for rank in (0, 1, 3)} | {"rank2.log": dump_signal(2, 8, 0)}
     logs["torchrun.log"] = torchrun_report((0, -6, 10), (1, -6, 11), (2, -15, 12), (3, -6, 13))
 
     assert verdict_of(logs, shuffle=seed) == verdict_of(logs)
@@ -200,7 +200,7 @@ def test_a_process_in_the_kernels_log_is_the_rank_if_its_pid_matches():
 
 
 def test_the_verdict_names_the_difference_if_no_pid_in_the_kernels_log_matches():
-    """In a container processes have other numbers than the kernel writes."""
+    """In a container processes have other pids than in the kernel's log."""
     verdict = verdict_of({"out.log": torchrun_report((5, -9, 8124)), "dmesg": XID})
 
     assert (verdict.culprits, verdict.cause, verdict.certain) == ((5,), "gpu-fault", False)
@@ -242,7 +242,7 @@ def test_an_exception_explains_sigterm_and_an_escalated_kill():
 def test_a_caught_exception_is_not_the_root_cause():
     logs = {f"rank{rank}.log": waiting(rank) for rank in (0, 1, 3)}
     logs["rank0.log"] = "[rank0]: ModuleNotFoundError: No module named 'apex'\n" + logs["rank0.log"]
-    verdict = verdict_of(logs | {"rank2.log": told_to_dump(2, enqueued=8, first=0)})
+    verdict = verdict_of(logs | {"rank2.log": dump_signal(2, enqueued=8, first=0)})
 
     assert (verdict.culprits, verdict.cause) == ((2,), "behind")
 
@@ -255,7 +255,7 @@ def test_an_exception_in_another_file_of_a_rank_that_timed_out_later_is_not_the_
 
 
 def test_a_rank_that_was_aborted_by_its_watchdog_is_a_victim():
-    logs = {f"{rank}.log": waiting(rank) for rank in (0, 1)} | {"2.log": told_to_dump(2, 8, 0)}
+    logs = {f"{rank}.log": waiting(rank) for rank in (0, 1)} | {"2.log": dump_signal(2, 8, 0)}
     logs["torchrun.log"] = torchrun_report((0, -6, 10), (1, -6, 11), (2, -15, 12))
     verdict = verdict_of(logs)
 
@@ -342,7 +342,7 @@ def test_torch_1_13_with_an_exception_in_the_file_of_a_rank():
     logs["job/attempt_0/1/stderr.log"] = "Traceback (most recent call last):\nKeyError: 'image'"
     verdict = verdict_of(logs)
 
-    # The number in such a path counts the ranks of one host.
+    # The number in such a path is a local rank.
     assert (verdict.culprits, verdict.cause, verdict.certain) == ((1,), "exception", False)
 
 
@@ -367,7 +367,7 @@ def test_a_stuck_watchdog_is_reported():
         ("KeyboardInterrupt", "interrupted"),
         ("NVRM: Xid (PCI:0000:3b:00): 79, pid=1234, name=python, GPU has fallen off the bus.", "gpu-fault"),
         ("[0] x.cc:1 NCCL WARN socketProgress: Connection closed by remote peer node2<51234>", "nccl-error"),
-        ("ValueError: nothing tells whose", "exception"),
+        ("ValueError: without a rank", "exception"),
     ],
 )
 def test_a_cause_without_a_rank_is_reported_without_one(line, cause):
@@ -416,7 +416,7 @@ def test_healthy_logs_give_no_verdict():
 
 def test_a_flood_of_lines_is_bounded_and_keeps_both_ends():
     book = LogDiagnosis()
-    mark = recognise(f"[rank0]: {PEER}")
+    mark = parse_line(f"[rank0]: {PEER}")
     numbers = list(range(1, 2001))
     random.Random(0).shuffle(numbers)
     for number in numbers:
