@@ -68,7 +68,7 @@ def command(
     limit: Sequence[str],
     config: str | None,
 ) -> None:
-    """Record a run until it ends: every frame that comes, and each alert as it is told.
+    """Record a run until it ends: every frame that comes, and each alert as it opens, changes and closes.
 
     RUN is the beginning of a run id, a run's name, or the path of a run.json; none is needed if only one is live.
     While there is no such run, this waits for one to start. A job that ends badly and is started again goes into the

@@ -46,7 +46,7 @@ def command(
     as_json: bool,
     baseline: Path | None,
 ) -> None:
-    """Look at a recorded run in the dashboard, as if it were now. Alerts are told as they were then.
+    """Look at a recorded run in the dashboard, as if it were now. Alerts are shown as they were then.
 
     Without a terminal the status is printed: at --at, or when the alert was opened, else at the end.
     """

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 def command(*, file: str, output: str | None, attempt: int | None, baseline: Path | None, force: bool) -> None:
     """Write a recorded run as one HTML page that needs no network.
 
-    It says in a sentence how the run went, then where the time went, who cost how much, what was found, and what one
+    It says in a sentence how the run went, then where the time went, what each rank cost, what was found, and what one
     needs to run it again.
     """
     from ddpwatch.outputs.report.data import gather

@@ -30,7 +30,7 @@ MAX_ASKED: Final = 256
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON array, one object a rank.")
 @click.option("--timeout", "timeout_s", type=seconds, default=3.0, show_default=True, help="Longest wait for answers.")
 def command(*, selector: str | None, wanted: Sequence[int], everything: bool, as_json: bool, timeout_s: float) -> None:
-    """Print the Python stack of every rank; ranks that are at the same place are told together.
+    """Print the Python stack of every rank; ranks that are at the same place are shown together.
 
     Nothing is stopped for it. RUN is as in `ddpwatch status`. Without --rank the first 256 ranks are asked.
     """

@@ -38,7 +38,7 @@ class EvaluationLimits(_Group, frozen=True):
     warmup_steps: Steps = 10
     """First steps of a run that are never judged: bucket building, compiling, caches."""
     stride_steps: Steps = 5
-    """Judged again each time all ranks have done so many more steps; of very many ranks after some times as many."""
+    """Evaluated again each time all ranks have done this number of steps; several times that with very many ranks."""
     least_s: Seconds = 5.0
     """Where steps are so short that the steps looked at take less than this, more of them are."""
 
@@ -74,9 +74,9 @@ class StragglerLimits(_Group, frozen=True):
     outliers: Steps = 5
     """Slow steps in the window that make an irregular straggler."""
     critical_cost: Share = 0.5
-    """Costs the job so much of its time: critical instead of a warning."""
+    """Critical instead of a warning from this fraction of the job's time."""
     linger_steps: Steps = 120
-    """Closed when it is in none of the steps looked at for so many more; longer than the pauses between bursts."""
+    """Closed after this number of steps without it; longer than the pauses between bursts."""
 
     HOST_SHARE: ClassVar[float] = 0.8
     """Fraction of a host's ranks that must be slow for the host to be named."""
@@ -130,7 +130,7 @@ class CommShareLimits(_Group, frozen=True):
     window_steps: Steps = 50
     """Steps looked at."""
     linger_steps: Steps = 100
-    """Closed after so many steps below."""
+    """Closed after this number of steps below the share."""
 
 
 class SlowLinkLimits(_Group, frozen=True):
@@ -139,13 +139,13 @@ class SlowLinkLimits(_Group, frozen=True):
     factor: Factor = 1.5
     """Wire time against its own earlier steady state."""
     share: Share = 0.03
-    """And so much more of the step, at the least."""
+    """And at least by this fraction of the step."""
     sigmas: Sigmas = 5.0
     """How far beyond the spread of the earlier steady state."""
     lasting_s: Seconds = 20.0
     """It must have lasted so long, and the steady state before it, too."""
     linger_steps: Steps = 100
-    """Closed after so many steps without it."""
+    """Closed after this number of steps without it."""
 
 
 class DataBoundLimits(_Group, frozen=True):
@@ -158,7 +158,7 @@ class DataBoundLimits(_Group, frozen=True):
     window_steps: Steps = 50
     """Steps looked at."""
     linger_steps: Steps = 100
-    """Closed after so many steps without it."""
+    """Closed after this number of steps without it."""
 
 
 class SlowdownLimits(_Group, frozen=True):
@@ -171,7 +171,7 @@ class SlowdownLimits(_Group, frozen=True):
     lasting_s: Seconds = 20.0
     """It must have lasted so long, and the steady state before it, too."""
     linger_steps: Steps = 150
-    """Closed after so many steps without it."""
+    """Closed after this number of steps without it."""
 
     MIN_NOISE_SHARE: ClassVar[float] = 0.01
     """Lower bound of the noise as a fraction of work and wire: a few equal blocks do not make a job steadier."""
@@ -201,14 +201,14 @@ class SameDataLimits(_Group, frozen=True):
     steps: Steps = 3
     """Steps in which ranks had the same batch, of those that were sampled."""
     linger_steps: Steps = 500
-    """Closed after so many steps without it."""
+    """Closed after this number of steps without it."""
 
 
 class DriftLimits(_Group, frozen=True):
     """The replicas differ."""
 
     linger_steps: Steps = 500
-    """Closed after so many steps with equal checksums."""
+    """Closed after this number of steps with equal checksums."""
 
     NEWEST_CHECKS: ClassVar[int] = 64
     """Latest checksums that are compared."""
@@ -248,11 +248,11 @@ class GpuThrottleLimits(_Group, frozen=True):
     """The clocks of a GPU are held down."""
 
     readings: Readings = 20
-    """Held down in most of so many readings, one a second."""
+    """Throttled in most of this number of readings, one a second."""
     clock_part: Fraction = 0.85
     """Clocks below this part of those of the other GPUs cost time: a warning also where only power is short."""
     lasting_s: Seconds = 5.0
-    """Found for so long: the GPUs of a host become hot one after another, and are to be told as the host."""
+    """Opened after this time: the GPUs of a host become hot one after another, and are reported as the host."""
     linger_s: Seconds = 60.0
     """Closed after so long without it."""
 
@@ -288,7 +288,7 @@ class GpuIdleLimits(_Group, frozen=True):
     util_part: Fraction = 0.30
     """Utilisation below this part on average, and in the last reading."""
     readings: Readings = 30
-    """Over so many readings, one a second."""
+    """Mean over this number of readings, one a second."""
     linger_s: Seconds = 60.0
     """Closed after so long without it."""
 
@@ -359,7 +359,7 @@ class StallLimits(_Group, frozen=True):
     least_s: Seconds = 1.0
     """A wait that is shorter is never abnormal."""
     factor: Factor = 5.0
-    """And it must exceed so many times the longest of 99 in 100 earlier waits."""
+    """And it must exceed the 99th percentile of earlier waits by this factor."""
     first_s: Seconds = 120.0
     """As long as there were none: in the first steps ranks compile and start one after another."""
     joined_s: Seconds = 5.0
@@ -395,7 +395,7 @@ class TimeoutLimits(_Group, frozen=True):
     """The timeout of a process group is near, or has fired."""
 
     soon_s: Seconds = 60.0
-    """Told when no more than this is left."""
+    """Reported when this time or less is left."""
     soon_part: Fraction = 0.5
     """And no more than this part of the timeout."""
     linger_s: Seconds = 2.0

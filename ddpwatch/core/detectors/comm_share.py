@@ -39,7 +39,7 @@ def comm_share(context: DetectorContext) -> list[Finding]:
 
     The share is all time in communication over all time of the last steps, added up over the ranks, without those in
     which the job stood still. What even the last rank to arrive spends there is the wire; the rest is waiting for
-    slower ranks. The two are told apart only while all ranks are seen. What was opened is closed only when the share
+    slower ranks. The two are split only while all ranks are seen. What was opened is closed only when the share
     has fallen clearly below its limit.
     """
     limits = context.limits.comm_share

@@ -25,7 +25,7 @@ def data_bound(context: DetectorContext) -> list[Finding]:
     """Most ranks spend much of their step waiting for their DataLoaders: the data comes slower than it is trained on.
 
     For each rank the median wait for data is compared with its median step. A single rank that waits for its data is
-    a straggler and is told as one.
+    a straggler and is reported as one.
     """
     limits = context.limits.data_bound
     window = context.window.last(limits.window_steps)

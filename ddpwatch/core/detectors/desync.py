@@ -34,10 +34,10 @@ ADVICE: Final = (
 def desync(context: DetectorContext) -> list[Finding]:
     """Ranks have joined equally many operations of a group, but not the same one: they wait for each other for ever.
 
-    Compared are the operation, the sizes and the types that each rank has in flight under the same number. The few are
-    blamed, not the many; of two, both are told and nobody is blamed. So it is with ranks that wait for each other in
-    different groups, and with ranks that lost their connections: gloo aborts a process that receives more than it
-    expects, and that one need not be wrong. Once they have given up waiting, it is a matter of `timeout`.
+    Compared are the operation, the sizes and the types that each rank has in flight under the same number. The
+    minority is blamed, not the majority; of two, both are reported and neither is blamed. So it is with ranks that wait
+    for each other in different groups, and with ranks that lost their connections: gloo aborts a process that receives
+    more than it expects, and that one need not be wrong. Once they have given up waiting, it is a matter of `timeout`.
     """
     if context.gave_up is not None and context.gave_up.split is not None:
         return with_log_findings(context.state, RULE, [])

@@ -21,9 +21,9 @@ LOST: Final = "it is lost, nothing can be read from it any more"
 
 
 def gpu_error(context: DetectorContext) -> list[Finding]:
-    """The driver tells of an error of a GPU: an Xid, memory errors that could not be corrected, or a lost GPU.
+    """The driver reports an error of a GPU: an Xid, memory errors that could not be corrected, or a lost GPU.
 
-    An Xid is the driver's number for what has happened; the usual ones are told in words. Those that only follow from
+    An Xid is the driver's number for what has happened; the usual ones are named in words. Those that only follow from
     the end of a process are good to know. Memory errors count from when the GPU was first seen.
     """
     by_gpu: dict[str, list[tuple[RankState, Gpu]]] = {}

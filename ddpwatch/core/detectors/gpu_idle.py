@@ -59,8 +59,8 @@ class _Idle:
 def gpu_idle(context: DetectorContext) -> list[Finding]:
     """The GPU of a rank has little to do while the rank trains: something else takes the time.
 
-    Told by the mean utilisation of the last readings, of ranks that finish steps and do not pause. Named is the phase
-    that takes most of the step. When most ranks are alike it is told once, for the job.
+    By the mean utilization of the last readings, of ranks that finish steps and do not pause. Named is the phase
+    that takes most of the step. When most ranks are alike it is reported once, for the job.
     """
     state, limits = context.state, context.limits.gpu_idle
     with_gpus, idle = 0, []

@@ -35,9 +35,9 @@ _HELD: Final = frozenset(THROTTLE_REASONS)
 def gpu_throttle(context: DetectorContext) -> list[Finding]:
     """The clocks of a GPU are held down, so that it computes more slowly than it could.
 
-    Told when that was so in most of the last readings. Heat and hardware are a warning. A power cap is normal at full
-    load and good to know, unless the clocks are clearly below those of the other GPUs of the same kind. Most GPUs of
-    one host together are told as the host.
+    Reported when that was so in most of the last readings. Heat and hardware are a warning. A power cap is normal at
+    full load and good to know, unless the clocks are clearly below those of the other GPUs of the same kind. Most GPUs
+    of one host together are reported as the host.
     """
     limits = context.limits.gpu_throttle
     clocks, ranks = _held_clocks(context)

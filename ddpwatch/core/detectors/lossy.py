@@ -58,7 +58,7 @@ def lossy(context: DetectorContext) -> list[Finding]:
 
     Counted are messages missing from a rank's numbered stream, records that its agent had to overwrite, frames that
     cannot be read, and steps that cannot be true. An agent that has met an error of its own switches itself off and
-    leaves the training alone; that is told here, too. The counts are those of the whole run.
+    leaves the training alone; that is reported here, too. The counts are those of the whole run.
     """
     state = context.state
     implausible = {*context.window.implausible, *context.out_of_step}

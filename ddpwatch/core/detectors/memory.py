@@ -54,8 +54,8 @@ def memory(context: DetectorContext) -> list[Finding]:
     """Memory of a rank keeps growing, on its host or on a GPU that is nearly full: in the end the process is killed
     or fails for want of memory, and the job with it.
 
-    Told by the medians of the first, the second and the last third of the time watched, which must grow all along;
-    what is loaded once and then stays does not count. Memory of a GPU is told only when nearly all of it is in use.
+    By the medians of the first, the second and the last third of the time watched, which must grow all along;
+    what is loaded once and then stays does not count. Memory of a GPU is reported only when nearly all of it is in use.
     """
     limits = context.limits.memory
     state = context.state

@@ -33,7 +33,7 @@ def same_data(context: DetectorContext) -> list[Finding]:
     """Ranks train on the same samples, which makes them repeat each other's work, or in the same order in every epoch.
 
     Now and then a checksum of the batch is taken on each rank: ranks with equal ones at the same step had the same
-    batch. A distributed sampler that shuffles must be told the epoch, and a sampler that is not distributed goes
+    batch. A distributed sampler that shuffles needs `set_epoch`, and a sampler that is not distributed goes
     through the whole dataset on every rank.
     """
     findings = _same_batches(context)

@@ -29,7 +29,7 @@ def slow_link(context: DetectorContext) -> list[Finding]:
 
     The wire is what even the last rank to arrive spends in the all-reduce, so slow ranks do not count. It is compared
     with the usual wire time of earlier steps that moved as many bytes, and only while all ranks are seen. It must last:
-    a moment of load is no slow link. Which link it is cannot be told from here.
+    a moment of load is no slow link. Which link it is cannot be seen from here.
     """
     limits = context.limits.slow_link
     window, block = context.window, context.latest_block

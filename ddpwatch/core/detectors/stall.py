@@ -53,10 +53,10 @@ TRANSPORT_ADVICE: Final = (
 def stall(context: DetectorContext) -> list[Finding]:
     """Ranks wait in a collective for longer than they ever have, and one of them has not joined it.
 
-    Every rank counts the operations that it joins, group by group: who has joined the fewest is the one that the
-    others wait for, whoever complains first. Where all have joined, and it lasts, it is the network. A wait counts when
-    it exceeds a second and five times the usual; one that is announced with `agent.pause` does not. One whose data has
-    ended is a matter of `uneven-batch`; once a rank has given up waiting, it is one of `timeout`.
+    Every rank counts the operations that it joins, group by group: the one that has joined the fewest is the one
+    that the others wait for, whichever complains first. Where all have joined, and it lasts, it is the network. A wait
+    counts when it exceeds a second and five times the usual; one that is announced with `agent.pause` does not. One
+    whose data has ended is a matter of `uneven-batch`; once a rank has given up waiting, it is one of `timeout`.
     """
     if context.gave_up is not None and context.gave_up.culprits:
         return []  # reported by `timeout`

@@ -64,7 +64,7 @@ def straggler(context: DetectorContext) -> list[Finding]:
     and of many ranks of several as one; the phase is the one in which the rank exceeds the others most. The cost is
     what the job would save, were the rank as fast as the next-slowest; of one that is slow in every step, since it has
     become so. If its GPU was clocked lower than the others' meanwhile, or its training thread waited for a core, that
-    is told, too.
+    is reported, too.
     """
     if not len(context.window):
         return []

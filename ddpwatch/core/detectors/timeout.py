@@ -40,9 +40,9 @@ UNSEEN_ADVICE: Final = (
 def timeout(context: DetectorContext) -> list[Finding]:
     """The timeout of a process group has fired, or is about to: torch ends a job whose collective does not complete.
 
-    Told is who had joined the fewest operations when that happened, and not who complained first: that one has merely
-    waited longest. Of ranks that were in different operations, it is who was out of line. That it is about to fire is
-    told here where no other rule tells of the wait, with its time.
+    Names the rank that had joined the fewest operations when that happened, and not the one that complained first,
+    which merely waited longest; of ranks in different operations, those that were out of line. A timeout that is about
+    to fire is reported here if no other rule reports the wait with its time.
     """
     return with_log_findings(context.state, RULE, _fired(context) or _soon(context))
 
