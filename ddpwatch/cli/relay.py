@@ -27,7 +27,7 @@ def command(*, selector: str | None, bind: str, advertise: str | None, ticket: s
     """Pass a run on at one port, encrypted, until it ends: `ddpwatch attach FILE` then works with its ticket.
 
     For networks where one port is open, or for a tunnel: ssh -L 7000:127.0.0.1:7000 HOST. Start it where all ranks can
-    be reached. Who has its ticket may watch this run through this relay, until either ends. Treat it as a key.
+    be reached. Anyone with its ticket may watch this run through the relay, until either ends. Treat it as a key.
 
     RUN is the beginning of a run id, a run's name, or the path of a ticket; none is needed if only one is live.
     """

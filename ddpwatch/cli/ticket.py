@@ -21,7 +21,7 @@ from ddpwatch.errors import UsageError
 def command(*, selector: str | None, output: Path | None) -> None:
     """Print the ticket of a run: `ddpwatch attach FILE` then works where its ranks can be reached over TCP.
 
-    Who has it may watch this run, and no other, until the run ends. Treat it as a key.
+    Anyone with the ticket may watch this run, and no other, until the run ends. Treat it as a key.
     """
     import msgspec
 
