@@ -33,7 +33,7 @@ LARGEST: Final = {
 """Recovered tables, each with its largest column; rows in which that exceeds `MAX_BLOCK_BYTES` are skipped."""
 MAX_READ: Final = 4
 """Max bytes read, as a multiple of the file's size: hostile rows may share pages and add up to any size."""
-NEAR_IDS: Final = 4096
+NEAR_IDS: Final = 256
 """Number of ids after an unreadable one that are tried one by one; further ids at doubling distances."""
 UNREADABLE: Final = (sqlite3.DatabaseError, UnicodeDecodeError)
 """What reading a damaged row raises; UnicodeDecodeError if SQLite's own message quotes it."""
