@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 
 from ddpwatch.agent.agent import Agent, NoAgent
 from ddpwatch.agent.cuda_clock import clock_for
-from ddpwatch.agent.guard import Switch
+from ddpwatch.agent.fail_open import Switch
 from ddpwatch.agent.hooks.comm import CommHookRegistry
 from ddpwatch.agent.model_info import kind_of
 

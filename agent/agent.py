@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING, Any
 from torch.nn.parallel import DistributedDataParallel
 
 from ddpwatch import rundir
-from ddpwatch.agent.checksum import Checksums
 from ddpwatch.agent.cuda_clock import CudaClock, gpu_of
 from ddpwatch.agent.exit_reason import failure
-from ddpwatch.agent.guard import Switch, guarded
+from ddpwatch.agent.fail_open import Switch, guarded
 from ddpwatch.agent.hooks.backward import BackwardHooks
 from ddpwatch.agent.hooks.comm import BucketTimer
 from ddpwatch.agent.hooks.dataloader import LoaderHooks
 from ddpwatch.agent.hooks.forward import ForwardHooks
 from ddpwatch.agent.hooks.optimizer import OptimizerHooks
 from ddpwatch.agent.model_info import HOST_CLOCK, describe, not_wrapped, remarks
+from ddpwatch.agent.parameter_checksum import Checksums
 from ddpwatch.agent.publisher import Publisher
 from ddpwatch.agent.registration import identify, script_name
 from ddpwatch.agent.step_recorder import Recorder

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 import zmq
 
-from ddpwatch import curve, rundir, wire
+from ddpwatch import encryption, rundir, wire
 from ddpwatch.agent.process_limits import usable_cores
 from ddpwatch.agent.rendezvous import Rendezvous, new_run
 from ddpwatch.agent.tcp_listener import NoAddressError, TcpListener, listen
@@ -255,14 +255,14 @@ class RunRegistration:
             self._note("tcp", f"This rank can be watched on its own host only, not over TCP: {error}.")
             return "", ""
         context, socket, threads = self._opening
-        viewers = curve.public_of(self._run.viewer_secret_key)
-        self._keys = self._keys or curve.new_keys()
+        viewers = encryption.public_of(self._run.viewer_secret_key)
+        self._keys = self._keys or encryption.new_keys()
         self.tcp_listener = TcpListener(context, socket, listener, self._keys[1], viewers, threads, self._note)
         return address, self._keys[0]
 
     def _listen(self) -> tuple[sockets.socket, str]:
         assert self._run is not None
-        if not self._run.viewer_secret_key or not curve.available():
+        if not self._run.viewer_secret_key or not encryption.available():
             raise NoAddressError(NO_CURVE)
         store_host = "" if self._rendezvous is None else self._rendezvous.store_host
         place = self.identity.rank if self.identity.local_rank is None else self.identity.local_rank

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 import torch.distributed as dist
 
-from ddpwatch import curve, rundir
+from ddpwatch import encryption, rundir
 from ddpwatch.rundir import SCHEMA, Endpoint, RunFile
 from ddpwatch.wire import fit
 
@@ -41,7 +41,7 @@ def new_run(identity: Identity, name: str) -> RunFile:
         world_size=identity.world_size,
         started_unix_s=time.time(),
         endpoints=[],
-        viewer_secret_key=curve.new_keys()[1] if curve.available() else "",
+        viewer_secret_key=encryption.new_keys()[1] if encryption.available() else "",
     )
 
 

@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from ddpwatch.agent.checksum import Checksums
     from ddpwatch.agent.clock import HostClock
+    from ddpwatch.agent.fail_open import Switch
     from ddpwatch.agent.gpu.allocator import TorchMemory
-    from ddpwatch.agent.guard import Switch
+    from ddpwatch.agent.parameter_checksum import Checksums
 
 T = TypeVar("T")
 

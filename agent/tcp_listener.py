@@ -20,13 +20,13 @@ from typing import TYPE_CHECKING, Any, Final
 import psutil
 import zmq
 
-from ddpwatch import curve
+from ddpwatch import encryption
 from ddpwatch.agent.process_limits import ENOUGH, free
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-WINDOW_S: Final = curve.HANDSHAKE_MS / 1000
+WINDOW_S: Final = encryption.HANDSHAKE_MS / 1000
 """Seconds that a handshake may take; what strangers hold is freed after it."""
 MAX_DESCRIPTORS: Final = 256
 """Descriptors that connections may take in a window, or half of the free ones if that is less."""
@@ -79,8 +79,8 @@ class TcpListener:
         """Bind the socket to the listener with this key. libzmq's I/O thread is one of `new_threads`."""
         self._note = note
         self._listener = listener
-        self._gatekeeper = curve.ZapHandler(context, viewer_public_key)
-        curve.listen_with(socket, secret_key)
+        self._gatekeeper = encryption.ZapHandler(context, viewer_public_key)
+        encryption.listen_with(socket, secret_key)
         self._filter(_DROP_RESETS)
         self._bound_fd = os.dup(listener.fileno())
         socket.setsockopt(zmq.USE_FD, self._bound_fd)

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING
 
 import zmq
 
-from ddpwatch import curve, rundir, wire
+from ddpwatch import encryption, rundir, wire
 from ddpwatch.simulator.scenario import Fault, Segment
 from ddpwatch.simulator.workload import SimulatedRun
 
@@ -74,8 +74,8 @@ class Crowd:
         (base / self._run_id).mkdir(mode=0o700)
         self._context = zmq.Context(io_threads=1)
         self._context.set(zmq.MAX_SOCKETS, ranks + 16)
-        viewer_public_key, self._viewer_secret_key = curve.new_keys()
-        self._keeper = curve.ZapHandler(self._context, viewer_public_key)
+        viewer_public_key, self._viewer_secret_key = encryption.new_keys()
+        self._keeper = encryption.ZapHandler(self._context, viewer_public_key)
         self._places: dict[int, tuple[str, str]] = {}
         """By rank, its TCP address and the public key it listens with."""
         self._sockets = [self._bind(rank, tcp=tcp) for rank in range(ranks)]
@@ -130,8 +130,8 @@ class Crowd:
         socket.setsockopt(zmq.XPUB_VERBOSE, 1)
         socket.bind(f"ipc://{rundir.socket_path(self._base, self._run_id, rank)}")
         if tcp:
-            public_key, secret_key = curve.new_keys()
-            curve.listen_with(socket, secret_key)
+            public_key, secret_key = encryption.new_keys()
+            encryption.listen_with(socket, secret_key)
             socket.bind("tcp://127.0.0.1:*")
             self._places[rank] = socket.getsockopt(zmq.LAST_ENDPOINT).rstrip(b"\0").decode(), public_key
         return socket

@@ -105,7 +105,7 @@ class Traitor:
     """Somebody with the run's key, over TCP."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], target: Target, seed: int) -> None:
-        from ddpwatch import curve
+        from ddpwatch import encryption
 
         self._chance = random.Random(seed)
         self._sockets = []
@@ -115,7 +115,7 @@ class Traitor:
             made.setsockopt(zmq.SNDHWM, 64)
             made.setsockopt(zmq.RCVHWM, 16)
             made.setsockopt(zmq.RECONNECT_IVL, 100)
-            curve.connect(made, f"tcp://127.0.0.1:{port}", key, target.viewer_secret_key)
+            encryption.connect(made, f"tcp://127.0.0.1:{port}", key, target.viewer_secret_key)
             self._sockets.append(made)
 
     def turn(self, *, attack: bool) -> int:
@@ -168,11 +168,11 @@ class Strangers:
 
 def hello_for(server_key: str, viewer_secret_key: str) -> bytes:
     """A CURVE HELLO that a rank with this key takes for good: made by libzmq for a socket that only listens."""
-    from ddpwatch import curve
+    from ddpwatch import encryption
 
     with zmq.Context() as context, context.socket(zmq.SUB) as client, socket.create_server(("127.0.0.1", 0)) as server:
         client.linger = 0
-        curve.connect(client, f"tcp://127.0.0.1:{server.getsockname()[1]}", server_key, viewer_secret_key)
+        encryption.connect(client, f"tcp://127.0.0.1:{server.getsockname()[1]}", server_key, viewer_secret_key)
         peer, _ = server.accept()
         with peer:
             peer.settimeout(5)

@@ -17,7 +17,7 @@ import psutil
 
 from benchmarks.crowd import crowd
 from ddpwatch import rundir
-from ddpwatch.session.follow import RunFollower
+from ddpwatch.session.run_follower import RunFollower
 
 RANKS = 1024
 FLUSH_MS = 1000.0

@@ -29,7 +29,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from ddpwatch import rundir
 from ddpwatch.core.limits import EvaluationLimits
 from ddpwatch.core.metrics.window import gather, ranks_to_compare
-from ddpwatch.session.follow import RunFollower
+from ddpwatch.session.run_follower import RunFollower
 from ddpwatch.wire import PHASES
 
 WORLDS = (4, 2)

@@ -23,7 +23,7 @@ import psutil
 
 from benchmarks.crowd import crowd
 from benchmarks.many_hosts import measure
-from ddpwatch import curve, rundir
+from ddpwatch import encryption, rundir
 from ddpwatch.errors import AccessRefused
 from ddpwatch.outputs.relay import Relay
 from ddpwatch.sources.connections import probe
@@ -127,12 +127,12 @@ def _threads(process: psutil.Process, span_s: float) -> list[float]:
 
 def _refusals_s(run: rundir.RunFile) -> float:
     """The longest of three kinds of refusal: a wrong key, none, and that of a listener which is somebody else's."""
-    other = curve.new_keys()[0]
+    other = encryption.new_keys()[0]
     endpoints = [msgspec.structs.replace(each, server_key=other) for each in run.endpoints]
     point = None if run.relay is None else msgspec.structs.replace(run.relay, server_key=other)
     longest_s = 0.0
     for wrong in (
-        msgspec.structs.replace(run, viewer_secret_key=curve.new_keys()[1]),
+        msgspec.structs.replace(run, viewer_secret_key=encryption.new_keys()[1]),
         msgspec.structs.replace(run, viewer_secret_key=""),
         msgspec.structs.replace(run, endpoints=endpoints, relay=point),
     ):

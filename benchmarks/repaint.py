@@ -11,7 +11,7 @@ import psutil
 
 from benchmarks.pairs import row
 from ddpwatch.core.limits import DEFAULTS
-from ddpwatch.session.follow import RunFollower
+from ddpwatch.session.run_follower import RunFollower
 from ddpwatch.simulator.source import SimulatedSource
 from ddpwatch.tui.app import Dashboard
 from ddpwatch.tui.feed import Feed

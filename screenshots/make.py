@@ -29,8 +29,8 @@ from ddpwatch.outputs.report.data import gather
 from ddpwatch.outputs.report.page import page
 from ddpwatch.recording.reader import Recording as RecordedFile
 from ddpwatch.recording.writer import Recorder
-from ddpwatch.session.follow import RunFollower
 from ddpwatch.session.playback import Playback
+from ddpwatch.session.run_follower import RunFollower
 from ddpwatch.simulator.source import SimulatedSource
 from ddpwatch.sources.frames import Frame, Tick
 from ddpwatch.tui.app import Dashboard

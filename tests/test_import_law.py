@@ -16,17 +16,17 @@ PACKAGE = ROOT / "ddpwatch"
 DIRECTLY_BELOW = {
     "cli": {"tui", "outputs"},
     "tui": {"outputs", "view", "session"},
-    "outputs": {"view", "session", "curve"},
+    "outputs": {"view", "session", "encryption"},
     "view": {"recording"},
     "session": {"recording"},
     "recording": {"core", "sources", "simulator", "rundir"},
     "simulator": {"sources"},  # for the type of a frame
-    "sources": {"wire", "rundir", "curve"},
+    "sources": {"wire", "rundir", "encryption"},
     "core": {"wire"},
     "demo": {"agent", "simulator"},
-    "agent": {"wire", "rundir", "curve"},
+    "agent": {"wire", "rundir", "encryption"},
     "rundir": {"wire"},
-    "curve": set(),
+    "encryption": set(),
     "wire": set(),
     "errors": set(),
     "version": set(),
@@ -49,7 +49,7 @@ MUST_NOT_KNOW = {
     "cli": {"torch"},
     "wire": {"zmq", "torch", "numpy", "psutil", "click"},
     "rundir": {"zmq", "torch", "numpy", "click"},
-    "curve": {"torch", "numpy", "click"},
+    "encryption": {"torch", "numpy", "click"},
 }
 MODULES = sorted({*PACKAGE.rglob("*.py"), *(PACKAGE / "agent").rglob("*.py")})
 

@@ -18,7 +18,7 @@ from ddpwatch.agent.gpu import nvml as figures
 from ddpwatch.agent.gpu.allocator import TorchMemory
 from ddpwatch.agent.gpu.devices import Card, Place, TorchDevice, cards, device_at, find, torch_devices
 from ddpwatch.agent.gpu.nvml import GPU_IS_LOST, REASONS, Absent, Device, Nvml, open_nvml
-from ddpwatch.agent.gpu.xids import XidListener
+from ddpwatch.agent.gpu.xid_events import XidListener
 from ddpwatch.wire import MAX_GPU_MOMENTS, MAX_GPU_PROCESSES, MAX_GPUS, Gpu, GpuMoment, GpuProcess, Gpus, fit
 
 if TYPE_CHECKING:

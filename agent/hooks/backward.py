@@ -16,7 +16,7 @@ from torch.utils.hooks import unserializable_hook
 
 from ddpwatch.agent.batches import tensors
 from ddpwatch.agent.clock import BACKWARD, SYNC
-from ddpwatch.agent.guard import guarded
+from ddpwatch.agent.fail_open import guarded
 from ddpwatch.agent.patching import run_as_python
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from ddpwatch.agent.guard import guarded
+from ddpwatch.agent.fail_open import guarded
 from ddpwatch.agent.patching import Patch
 from ddpwatch.wire import Bucket, Buckets
 

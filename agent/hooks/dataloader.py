@@ -12,7 +12,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from ddpwatch.agent.batches import first_tensor
 from ddpwatch.agent.clock import DATA, OTHER
-from ddpwatch.agent.guard import guarded
+from ddpwatch.agent.fail_open import guarded
 from ddpwatch.agent.patching import Patch
 from ddpwatch.wire import Loader
 

@@ -13,7 +13,7 @@ from torch.utils.hooks import unserializable_hook
 
 from ddpwatch.agent.batches import first_tensor
 from ddpwatch.agent.clock import FORWARD, OTHER, PRESYNC
-from ddpwatch.agent.guard import guarded
+from ddpwatch.agent.fail_open import guarded
 from ddpwatch.agent.patching import Patch, WeakIdSet
 from ddpwatch.wire import EVALUATED
 

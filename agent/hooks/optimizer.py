@@ -14,7 +14,7 @@ from torch.compiler import is_compiling
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from ddpwatch.agent.clock import OPTIMIZER, OTHER
-from ddpwatch.agent.guard import guarded
+from ddpwatch.agent.fail_open import guarded
 from ddpwatch.agent.patching import Patch, run_as_python
 
 if TYPE_CHECKING:

@@ -88,7 +88,7 @@ def run_label(run: RunFile) -> str:
 
 
 def _ending_text(ending: Ending | None) -> str:
-    from ddpwatch.view.outcome import bad_ranks_text, root_cause_text
+    from ddpwatch.view.outcome_text import bad_ranks_text, root_cause_text
 
     if ending is None:
         return "goes on, no longer watched"

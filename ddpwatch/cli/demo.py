@@ -45,7 +45,7 @@ def command(*, ranks: int | None, for_s: float | None, simulated: bool) -> None:
 
 
 def _train(ranks: int, for_s: float | None) -> None:
-    from ddpwatch.cli._demo_job import remove_stale_dirs, training
+    from ddpwatch.cli._demo_processes import remove_stale_dirs, training
     from ddpwatch.cli._status_loop import follow
     from ddpwatch.core.limits import DEFAULTS
 
@@ -76,7 +76,7 @@ def _is_interactive() -> bool:
 
 def _simulate(ranks: int) -> None:
     from ddpwatch.core.limits import DEFAULTS
-    from ddpwatch.session.follow import RunFollower
+    from ddpwatch.session.run_follower import RunFollower
     from ddpwatch.simulator.source import SimulatedSource
 
     source = SimulatedSource(ranks)

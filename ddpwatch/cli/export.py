@@ -11,7 +11,7 @@ import click
 from ddpwatch.cli._recordings import progress_bar, say_attempt, say_damage, select_attempt
 
 if TYPE_CHECKING:
-    from ddpwatch.outputs.export.reader import Exported
+    from ddpwatch.outputs.export.step_range import Exported
 
 SUFFIXES: Final = {"csv": ".csv", "json": ".json", "perfetto": ".perfetto.json"}
 
@@ -40,7 +40,7 @@ def command(*, path: Path, kind: str, output: Path | None, attempt: int | None, 
     """
     from ddpwatch.outputs.export.csv import write_csv
     from ddpwatch.outputs.export.json import write_json
-    from ddpwatch.outputs.export.reader import LAST_STEP, Exported, steps_of
+    from ddpwatch.outputs.export.step_range import LAST_STEP, Exported, steps_of
     from ddpwatch.outputs.export.trace import write_trace
     from ddpwatch.outputs.files import STDOUT, atomic_output
     from ddpwatch.recording.reader import Recording

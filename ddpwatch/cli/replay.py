@@ -80,7 +80,7 @@ def command(
 
 def _start_ns(playback: Playback, at: str | None, from_alert: int | None, before_ns: int) -> int | None:
     """Moment to begin at, `before_ns` before the alert; None = the user chose none."""
-    from ddpwatch.recording.moments import NoMoment
+    from ddpwatch.recording.time_parser import NoMoment
 
     try:
         if at is not None:
@@ -91,8 +91,8 @@ def _start_ns(playback: Playback, at: str | None, from_alert: int | None, before
 
 
 def _print(playback: Playback, at_ns: int, baseline: Profile | None, *, as_json: bool) -> None:
-    from ddpwatch.recording.moments import time_text
     from ddpwatch.recording.schema import Unreadable
+    from ddpwatch.recording.time_parser import time_text
     from ddpwatch.view.run_view import current_view
     from ddpwatch.view.status import status_object, status_screen
 

@@ -5,5 +5,5 @@ writing anything (`sources`, `recording`, `outputs`).
 
 Read `monitor` (one run from frame to alert), `state` (what is known of each rank), `metrics` (figures over aligned
 steps), `detectors` (one file a rule), `alerts` (opening, closing, history), `diagnosis` (why, and how a run ended).
-`limits` has every threshold, `rules` every rule's name, `units` formats numbers.
+`limits` has every threshold, `rule_names` every rule's name, `units` formats numbers.
 """

@@ -19,7 +19,16 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset, default_collate
 
 import ddpwatch.agent
-from ddpwatch.demo.schedule import DIRECTIVE_STEPS, LAG, WORK_S, Directive, Director, make_schedule, pace_for, work_for
+from ddpwatch.demo.fault_schedule import (
+    DIRECTIVE_STEPS,
+    LAG,
+    WORK_S,
+    Directive,
+    Director,
+    make_schedule,
+    pace_for,
+    work_for,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from ddpwatch.core.diagnosis.outcome import outcome_of
-from ddpwatch.session.follow import RunFollower
+from ddpwatch.session.run_follower import RunFollower
 from ddpwatch.sources.frames import TICK_MS
 from ddpwatch.sources.live import GATHERED_RANKS, UNHURRIED_MS
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 import zmq
 from msgspec import DecodeError, Struct, msgpack, structs
 
-from ddpwatch import curve, wire
+from ddpwatch import encryption, wire
 from ddpwatch.errors import DdpwatchError, UsageError, WireError
 from ddpwatch.outputs.prometheus.server import join_address, listen, read_address
 from ddpwatch.rundir import RelayPoint
@@ -77,7 +77,7 @@ class Relay:
         """
         if run.relay is not None:
             raise UsageError("this is the ticket of a relay already; start the relay where the ranks can be reached")
-        if not curve.available():
+        if not encryption.available():
             raise DdpwatchError("this libzmq was built without CURVE, and a relay does not listen without")
         self._run, self._roster_grew = run, roster_grew
         advertised = None if advertise is None else read_address(advertise, "--advertise")
@@ -87,9 +87,9 @@ class Relay:
         """Address for viewers."""
         allow_open_files(len(run.endpoints) + 3 * MAX_SEPARATE + SPARE_FILES)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        viewer_public_key, self._viewer_secret_key = curve.new_keys()
-        self._server_key, secret_key = curve.new_keys()
-        self._keeper = curve.ZapHandler(self._context, viewer_public_key)
+        viewer_public_key, self._viewer_secret_key = encryption.new_keys()
+        self._server_key, secret_key = encryption.new_keys()
+        self._keeper = encryption.ZapHandler(self._context, viewer_public_key)
         self._front = self._open_front(secret_key, max(MIN_QUEUE, SEND_QUEUE * run.world_size))
         self._poller = zmq.Poller()
         self._poller.register(self._keeper.socket, zmq.POLLIN)
@@ -164,7 +164,7 @@ class Relay:
         front.setsockopt(zmq.SNDHWM, send_queue)
         # A viewer whose connection broke subscribes again, perhaps before the old connection times out.
         front.setsockopt(zmq.XPUB_VERBOSE, 1)
-        curve.listen_with(front, secret_key)
+        encryption.listen_with(front, secret_key)
         front.setsockopt(zmq.USE_FD, os.dup(self._listener.fileno()))
         front.bind(f"tcp://127.0.0.1:{self._listener.getsockname()[1]}")  # the descriptor says where, not this
         return front

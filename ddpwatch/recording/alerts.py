@@ -9,7 +9,7 @@ from collections import defaultdict
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from ddpwatch.core.alerts.hangs import is_over, last_common_step
+from ddpwatch.core.alerts.hang_alerts import is_over, last_common_step
 from ddpwatch.core.alerts.model import Moment, Severity, with_worst
 from ddpwatch.core.alerts.recorded import RejoinedAlerts, read_alerts
 from ddpwatch.core.alerts.staleness import with_staleness

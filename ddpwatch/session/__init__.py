@@ -1,5 +1,5 @@
 """A run being followed: source, monitor and recorder driven together, live or from a recording.
 
-Here: the loops that headless commands and the dashboard share. Not here: drawing. Read `follow` (live), `playback`
-(a recording with seeks), `backfill` (older steps filled in after a seek).
+Here: the loops that headless commands and the dashboard share. Not here: drawing. Read `run_follower` (live),
+`playback` (a recording with seeks), `backfill` (older steps filled in after a seek).
 """

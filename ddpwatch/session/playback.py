@@ -15,11 +15,11 @@ from ddpwatch.core.limits import DEFAULTS, Limits
 from ddpwatch.core.metrics.window import older_may_count
 from ddpwatch.core.monitor import Monitor
 from ddpwatch.recording.alerts import Opened, opened_alerts
-from ddpwatch.recording.moments import NoMoment, parse_clock, parse_offset, span_text
 from ddpwatch.recording.replay import Pace, Reel, Replay, Span
 from ddpwatch.recording.steps import WholeRun
+from ddpwatch.recording.time_parser import NoMoment, parse_clock, parse_offset, span_text
 from ddpwatch.session.backfill import backfill_gpus, backfill_steps
-from ddpwatch.session.follow import RunFollower
+from ddpwatch.session.run_follower import RunFollower
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 import zmq
 
-from ddpwatch import curve, rundir
+from ddpwatch import encryption, rundir
 from ddpwatch.errors import AccessRefused, NoSuchRun
 from ddpwatch.wire import MAX_FRAME_BYTES
 
@@ -89,7 +89,7 @@ class Connections:
                 self._connect_there(socket, address, relay.server_key, endpoint.host)
             elif self.is_here(endpoint):
                 address = endpoint.address
-                curve.connect_ipc(socket, address)
+                encryption.connect_ipc(socket, address)
             else:
                 address = endpoint.tcp_address
                 self._connect_there(socket, address, endpoint.server_key, endpoint.host)
@@ -110,11 +110,11 @@ class Connections:
             raise UnreachableError(f"is on host {host} and does not listen on TCP")
         if not server_key or not self._viewer_secret_key:
             raise UnreachableError("listens on TCP, and its key is not in the ticket")
-        if not curve.available():
+        if not encryption.available():
             raise UnreachableError("listens on TCP, and this libzmq was built without CURVE")
-        if not curve.is_secret_key(self._viewer_secret_key):
+        if not encryption.is_secret_key(self._viewer_secret_key):
             raise UnreachableError(f"listens on TCP, and {BAD_KEY}")
-        curve.connect(socket, address, server_key, self._viewer_secret_key)
+        encryption.connect(socket, address, server_key, self._viewer_secret_key)
 
 
 class Handshakes:

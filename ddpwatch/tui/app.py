@@ -19,13 +19,13 @@ from ddpwatch.core.state.sanitize import NAME_CHARS, sanitize
 from ddpwatch.errors import INTERRUPTED
 from ddpwatch.tui import screens
 from ddpwatch.tui.commands import commands, copy_alert, export_screen
-from ddpwatch.tui.driver import ResilientDriver
 from ddpwatch.tui.feed_thread import FeedThread
 from ddpwatch.tui.gpu_screen import DeviceList, Devices
 from ddpwatch.tui.help_screen import Help
 from ddpwatch.tui.keys import BINDINGS, SUMMARY, TABS, keys_of
 from ddpwatch.tui.rank_table import RankTable
 from ddpwatch.tui.run_picker import LOBBY, RunPicker
+from ddpwatch.tui.terminal_driver import ResilientDriver
 from ddpwatch.tui.themes import DEFAULT, THEMES, VARIABLES
 from ddpwatch.tui.widgets import Field, Painted
 from ddpwatch.view.alerts.panel import stuck_rank

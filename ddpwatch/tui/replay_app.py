@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar, Final
 
-from ddpwatch.recording.moments import EXAMPLES, NoMoment
+from ddpwatch.recording.time_parser import EXAMPLES, NoMoment
 from ddpwatch.tui.app import TICK_S, Dashboard
 from ddpwatch.tui.keys import REPLAY_BINDINGS, SUMMARY, TABS
 from ddpwatch.tui.screens import local_zone

@@ -10,7 +10,7 @@ from ddpwatch.core.state.sanitize import NAME_CHARS, sanitize
 from ddpwatch.core.units import UNPROVEN, count, finite, ms, percent, plural, ranks_text
 from ddpwatch.view.cells import Cell, Level, fit, pad
 from ddpwatch.view.layout import heading, paragraph
-from ddpwatch.view.outcome import hung_object, hung_text
+from ddpwatch.view.outcome_text import hung_object, hung_text
 from ddpwatch.view.scaling import hung_doubt, scaling_doubt, scaling_object, scaling_sentence, waterfall
 
 if TYPE_CHECKING:

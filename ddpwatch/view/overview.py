@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from ddpwatch.core import rules
+from ddpwatch.core import rule_names as rules
 from ddpwatch.core.units import UNPROVEN, count, duration, ms, percent, plural, size, wire_and_waiting
 from ddpwatch.view.alerts.format import MARKS
 from ddpwatch.view.allreduce import share_lately, share_mark
@@ -19,7 +19,7 @@ from ddpwatch.view.scaling import scaling_mark
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ddpwatch.core.metrics.figures import Figures
+    from ddpwatch.core.metrics.live_figures import Figures
     from ddpwatch.view.cells import Line
     from ddpwatch.view.gpus.usage import GpuTotals
     from ddpwatch.view.run_view import RunView

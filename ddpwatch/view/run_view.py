@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
-from ddpwatch.core.alerts.hangs import last_common_step
+from ddpwatch.core.alerts.hang_alerts import last_common_step
 from ddpwatch.core.alerts.model import Moment
 from ddpwatch.core.alerts.severity import findings_by_rank, most_urgent_first
 from ddpwatch.core.alerts.staleness import with_staleness
@@ -30,11 +30,11 @@ if TYPE_CHECKING:
     from ddpwatch.core.limits import Limits
     from ddpwatch.core.logs.log_state import LogSnapshot
     from ddpwatch.core.metrics.aggregate import RunAggregate
-    from ddpwatch.core.metrics.figures import Figures
+    from ddpwatch.core.metrics.live_figures import Figures
     from ddpwatch.core.metrics.scaling import Profile, Scaling
     from ddpwatch.core.monitor import Monitor
     from ddpwatch.core.state.run import RunCondition, RunState
-    from ddpwatch.recording.health import Damage
+    from ddpwatch.recording.damage import Damage
     from ddpwatch.view.gpus.usage import GpuTotals
 
 NO_LOGS: Final = LogState().snapshot()

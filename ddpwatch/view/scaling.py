@@ -8,7 +8,7 @@ from ddpwatch.core.limits import ScalingLimits
 from ddpwatch.core.metrics.scaling import LOSSES
 from ddpwatch.core.units import finite, ms, percent, plural, ranks_text, rounded_to_total
 from ddpwatch.view.cells import Cell, Level, fit
-from ddpwatch.view.outcome import seconds_text
+from ddpwatch.view.outcome_text import seconds_text
 
 if TYPE_CHECKING:
     from ddpwatch.core.metrics.hung_steps import HungSteps

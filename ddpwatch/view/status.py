@@ -9,8 +9,8 @@ import textwrap
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
-from ddpwatch.core import rules
-from ddpwatch.core.alerts.hangs import has_progressed, is_hang
+from ddpwatch.core import rule_names as rules
+from ddpwatch.core.alerts.hang_alerts import has_progressed, is_hang
 from ddpwatch.core.alerts.model import Severity
 from ddpwatch.core.alerts.severity import most_urgent_first
 from ddpwatch.core.state.sanitize import NAME_CHARS, sanitize
@@ -27,7 +27,7 @@ from ddpwatch.wire import PHASES
 
 if TYPE_CHECKING:
     from ddpwatch.core.alerts.model import Finding
-    from ddpwatch.core.metrics.figures import Figures, RankFigures
+    from ddpwatch.core.metrics.live_figures import Figures, RankFigures
     from ddpwatch.core.metrics.scaling import Scaling
     from ddpwatch.core.state.run import RunCondition, RunState
     from ddpwatch.view.cells import Line

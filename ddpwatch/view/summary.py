@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from ddpwatch.core import rules
+from ddpwatch.core import rule_names as rules
 from ddpwatch.core.alerts.model import Severity
 from ddpwatch.core.alerts.severity import most_urgent_first
 from ddpwatch.core.diagnosis.outcome import outcome_of
@@ -12,13 +12,13 @@ from ddpwatch.core.limits import ScalingLimits, StragglerLimits, VerdictLimits
 from ddpwatch.core.metrics.scaling import waited_for
 from ddpwatch.core.state.sanitize import NAME_CHARS, NOTE_CHARS, sanitize
 from ddpwatch.core.units import UNPROVEN, count, duration, ms, percent, plural, wire_and_waiting
-from ddpwatch.recording.health import damage_sentence
+from ddpwatch.recording.damage import damage_sentence
 from ddpwatch.view.alerts.format import MARKS
 from ddpwatch.view.alerts.page import all_alerts
 from ddpwatch.view.allreduce import share_mark
 from ddpwatch.view.cells import Cell, Level, fit, pad
 from ddpwatch.view.layout import bar, capped, facts, heading, paragraph
-from ddpwatch.view.outcome import ending_lines, lost_text
+from ddpwatch.view.outcome_text import ending_lines, lost_text
 from ddpwatch.view.run_view import no_figures_reason
 from ddpwatch.view.scaling import scaling_doubt, scaling_sentence
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ddpwatch.core.alerts.model import Alert
     from ddpwatch.core.diagnosis.outcome import Outcome
     from ddpwatch.core.metrics.aggregate import Aggregate
-    from ddpwatch.core.metrics.figures import Figures
+    from ddpwatch.core.metrics.live_figures import Figures
     from ddpwatch.view.cells import Line
     from ddpwatch.view.run_view import RunView
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING, Final
 
-from ddpwatch.core import rules
+from ddpwatch.core import rule_names as rules
 from ddpwatch.core.alerts.model import Severity
 from ddpwatch.core.diagnosis.exits import how_ended, why_failed
 from ddpwatch.core.diagnosis.outcome import alert_of_bad_end
@@ -15,7 +15,7 @@ from ddpwatch.core.state.sanitize import NAME_CHARS, sanitize
 from ddpwatch.core.units import count, percent, plural, wire_and_waiting
 from ddpwatch.view.alerts.format import MARKS
 from ddpwatch.view.cells import Level
-from ddpwatch.view.outcome import bad_ranks_text, hung_text, root_cause_text
+from ddpwatch.view.outcome_text import bad_ranks_text, hung_text, root_cause_text
 from ddpwatch.view.run_view import no_recorded_steps_reason, too_few
 
 if TYPE_CHECKING:

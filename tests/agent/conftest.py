@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ddpwatch.agent.gpu import sampler, xids
+from ddpwatch.agent.gpu import sampler
+from ddpwatch.agent.gpu import xid_events as xids
 from tests.builders import fake_nvml
 from tests.builders.training import wait_for
 

@@ -9,7 +9,7 @@ import threading
 import torch
 
 from ddpwatch.agent.cuda_clock import LATER_STEPS, CudaClock
-from ddpwatch.agent.guard import Switch
+from ddpwatch.agent.fail_open import Switch
 from ddpwatch.agent.step_recorder import Recorder, to_step
 from ddpwatch.wire import Note
 

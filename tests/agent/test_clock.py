@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddpwatch.agent.clock import OTHER, PRESYNC, HostClock
-from ddpwatch.agent.guard import Switch
+from ddpwatch.agent.fail_open import Switch
 from ddpwatch.agent.step_recorder import Recorder, to_step
 
 PHASES = st.integers(0, PRESYNC)

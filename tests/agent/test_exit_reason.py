@@ -3,7 +3,7 @@
 import sys
 
 from ddpwatch.agent.exit_reason import failure
-from ddpwatch.agent.guard import Switch, guarded
+from ddpwatch.agent.fail_open import Switch, guarded
 
 
 class Hook:

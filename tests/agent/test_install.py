@@ -339,7 +339,7 @@ def test_it_loads_nothing_of_the_viewer(first_imports):
     loaded = first_imports[0].split()
     assert not {name.partition(".")[0] for name in loaded} & {"textual", "rich", "click", "numpy"}
     ours = {name.split(".")[1] for name in loaded if name.startswith("ddpwatch.")}
-    assert ours == {"agent", "wire", "rundir", "curve", "errors", "version"}
+    assert ours == {"agent", "wire", "rundir", "encryption", "errors", "version"}
 
 
 def test_the_agents_thread_ends_with_close(install):

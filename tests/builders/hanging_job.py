@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
 from ddpwatch import rundir
-from ddpwatch.session.follow import RunFollower
+from ddpwatch.session.run_follower import RunFollower
 from ddpwatch.sources.live import Live
 from tests.builders.training import train_step, wait_for
 from tests.builders.watched_training import Training

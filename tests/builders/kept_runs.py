@@ -13,7 +13,7 @@ import msgspec
 
 from ddpwatch import rundir
 from ddpwatch.recording.writer import Recorder
-from ddpwatch.session.follow import RunFollower
+from ddpwatch.session.run_follower import RunFollower
 from ddpwatch.sources.frames import Frame, Tick
 from tests.recordings.make import HERE, RUN_ID, WORLD, read
 

@@ -62,7 +62,7 @@ def forked_demo(monkeypatch, zygote: Zygote) -> None:
         return DemoRank(zygote, command, env)
 
     processes = SimpleNamespace(Popen=popen, DEVNULL=subprocess.DEVNULL)
-    monkeypatch.setattr("ddpwatch.cli._demo_job.subprocess", processes)
+    monkeypatch.setattr("ddpwatch.cli._demo_processes.subprocess", processes)
 
 
 def _demo_rank(arguments: list[str]) -> None:

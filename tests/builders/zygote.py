@@ -149,7 +149,7 @@ if __name__ == "__main__":
 
     import ddpwatch.agent
     import ddpwatch.outputs.headless
-    import ddpwatch.session.follow  # noqa: F401
+    import ddpwatch.session.run_follower  # noqa: F401
 
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     torch.set_num_threads(1)

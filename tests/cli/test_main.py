@@ -43,7 +43,9 @@ def test_the_help_of_a_command_imports_nothing_heavy(command):
 
 
 def test_the_core_needs_no_sockets_no_screen_and_no_torch():
-    modules = loaded_modules("import ddpwatch.core.metrics.figures, ddpwatch.core.monitor, ddpwatch.core.state.run")
+    modules = loaded_modules(
+        "import ddpwatch.core.metrics.live_figures, ddpwatch.core.monitor, ddpwatch.core.state.run"
+    )
 
     assert "numpy" in modules
     assert modules & {"zmq", "textual", "torch", "click", "psutil"} == set()

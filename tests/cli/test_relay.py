@@ -12,7 +12,7 @@ from contextlib import closing
 import msgspec
 import pytest
 
-from ddpwatch import curve, rundir
+from ddpwatch import encryption, rundir
 from ddpwatch.recording.reader import Recording
 from tests.builders.fake_rank import FakeRun
 from tests.builders.relay_thread import Tunnel, relayed
@@ -54,7 +54,7 @@ def test_it_relays_until_the_run_ends_and_says_what_to_do(run, start_ddpwatch, i
     assert [alert["rule"] for alert in status["alerts"]][:1] == ["straggler"]
 
     stranger = tmp_path / "stranger.ticket"
-    rundir.write_private(stranger, msgspec.structs.replace(ticket, viewer_secret_key=curve.new_keys()[1]))
+    rundir.write_private(stranger, msgspec.structs.replace(ticket, viewer_secret_key=encryption.new_keys()[1]))
     done = in_process("status", str(stranger))
     assert done.returncode == 1
     assert "does not accept the key" in done.stderr
@@ -89,7 +89,7 @@ def test_watch_record_and_stacks_take_its_ticket(run, ticket, in_process, tmp_pa
     assert "straggler" in {json.loads(line)["rule"] for line in done.stdout.splitlines()}
     with closing(Recording(file)) as recording:
         assert len(recording.attempts) == 1
-    assert curve.public_of(rundir.read(ticket).viewer_secret_key).encode() not in file.read_bytes()
+    assert encryption.public_of(rundir.read(ticket).viewer_secret_key).encode() not in file.read_bytes()
 
     done = in_process("stacks", str(ticket), "--timeout", "0.1")
     assert (done.returncode, done.stderr) == (0, "")

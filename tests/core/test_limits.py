@@ -118,7 +118,7 @@ METHOD_OR_LAYOUT = {
     "detectors.rank_failed.MESSAGE_CHARS",
     "detectors.stall.MAX_ACTIVITIES",
     "detectors.straggler.MAX_CHARS",
-    "diagnosis.episode.ROUNDS",
+    "diagnosis.slow_episode.ROUNDS",
     "diagnosis.straggler_stats.EVERY_STEP",
     "diagnosis.straggler_stats.LATEST_SETS",
     "diagnosis.straggler_stats.MAD_TO_SIGMA",

@@ -12,7 +12,7 @@ import ddpwatch.agent
 from ddpwatch import rundir
 from ddpwatch.cli.main import run
 from ddpwatch.recording.writer import Recorder
-from ddpwatch.session.follow import RunFollower
+from ddpwatch.session.run_follower import RunFollower
 from tests.builders.fake_rank import short_directory
 from tests.builders.training import loader, make, train_step, wait_for
 

@@ -3,8 +3,8 @@
 import time
 from contextlib import closing
 
-from ddpwatch.cli._demo_job import training
-from ddpwatch.session.follow import RunFollower
+from ddpwatch.cli._demo_processes import training
+from ddpwatch.session.run_follower import RunFollower
 from tests.builders.launchers import forked_demo
 
 MAX_S = 80.0

@@ -10,8 +10,8 @@ import sys
 import pytest
 
 from ddpwatch import rundir
-from ddpwatch.cli import _demo_job as places
-from ddpwatch.cli._demo_job import DEMO_DIR_PREFIX, OWNER, remove_stale_dirs
+from ddpwatch.cli import _demo_processes as places
+from ddpwatch.cli._demo_processes import DEMO_DIR_PREFIX, OWNER, remove_stale_dirs
 
 
 @pytest.fixture

@@ -18,10 +18,10 @@ import ddpwatch.agent
 import ddpwatch.agent.hooks
 from ddpwatch import wire
 from ddpwatch.agent.agent import Agent
-from ddpwatch.agent.checksum import Checksums
 from ddpwatch.agent.clock import HostClock
-from ddpwatch.agent.guard import guarded
+from ddpwatch.agent.fail_open import guarded
 from ddpwatch.agent.heartbeat import HeartbeatReader
+from ddpwatch.agent.parameter_checksum import Checksums
 from ddpwatch.agent.registration import RunRegistration
 from ddpwatch.agent.rendezvous import Rendezvous
 from ddpwatch.agent.step_recorder import Recorder, Ring

@@ -13,7 +13,7 @@ import time
 import psutil
 import zmq
 
-from ddpwatch import curve
+from ddpwatch import encryption
 from ddpwatch.agent.subscriptions import CHECK_INTERVAL_S, READ_AHEAD
 from tests.builders.training import wait_for
 from tests.builders.watched_training import Training
@@ -28,7 +28,7 @@ RESET = struct.pack("ii", 1, 0)
 
 
 def trains_with_little_patience(stop):
-    curve.LISTENER_PATIENCE_S = curve.LISTENER_PROBES
+    encryption.LISTENER_PATIENCE_S = encryption.LISTENER_PROBES
     Training().steps_until(stop)
 
 

@@ -8,7 +8,7 @@ from itertools import pairwise
 import ddpwatch.agent
 from ddpwatch import wire
 from ddpwatch.agent.clock import HostClock
-from ddpwatch.agent.guard import Switch
+from ddpwatch.agent.fail_open import Switch
 from ddpwatch.agent.heartbeat import HeartbeatReader
 from ddpwatch.agent.step_recorder import Recorder
 from tests.builders.training import loader, make, train_step, wait_for

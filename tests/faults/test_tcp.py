@@ -10,7 +10,7 @@ import pytest
 import zmq
 from torch.nn.parallel import DistributedDataParallel
 
-from ddpwatch import curve, rundir, wire
+from ddpwatch import encryption, rundir, wire
 from ddpwatch.agent import tcp_listener
 from ddpwatch.cli.main import run as command
 from ddpwatch.errors import AccessRefused, NoSuchRun
@@ -35,7 +35,7 @@ def test_a_ticket_gives_history_and_stream_from_elsewhere(tcp_run):
 
 
 def test_a_viewer_with_a_wrong_key_or_none_is_refused_at_once_and_the_run_notes_it(tcp_run):
-    _, secret_key = curve.new_keys()
+    _, secret_key = encryption.new_keys()
     began_s = time.monotonic()
     with pytest.raises(AccessRefused, match="does not accept the key"):
         probe(msgspec.structs.replace(elsewhere(tcp_run), viewer_secret_key=secret_key))
@@ -46,7 +46,7 @@ def test_a_viewer_with_a_wrong_key_or_none_is_refused_at_once_and_the_run_notes_
     with pytest.raises(AccessRefused, match="rank 0 has an address that cannot be used: its key is no CURVE key"):
         probe(elsewhere(tcp_run, server_key="abc"))
     with pytest.raises(AccessRefused, match="another key"):
-        probe(elsewhere(tcp_run, server_key=curve.new_keys()[0]))
+        probe(elsewhere(tcp_run, server_key=encryption.new_keys()[0]))
     assert time.monotonic() - began_s < 3 * 2.5, "none of it waited until its time was up"
     probe(elsewhere(tcp_run))
 
@@ -60,7 +60,7 @@ def test_a_viewer_with_a_wrong_key_or_none_is_refused_at_once_and_the_run_notes_
 @pytest.mark.parametrize(
     ("changed", "why"),
     [
-        ({"server_key": curve.new_keys()[0]}, "it is not who this ticket is for: it has another key"),
+        ({"server_key": encryption.new_keys()[0]}, "it is not who this ticket is for: it has another key"),
         ({"tcp_address": "tcp://127.0.0.1:1"}, "it does not answer at tcp://127.0.0.1:1"),
     ],
     ids=["key", "port"],
@@ -263,14 +263,14 @@ def small_listener(monkeypatch):
     """A listener as agents have one, with room for four strangers at a time and a short closing time."""
     monkeypatch.setattr(tcp_listener, "MAX_DESCRIPTORS", 4)
     monkeypatch.setattr(tcp_listener, "CLOSED_S", 0.3)
-    monkeypatch.setattr(curve, "HANDSHAKE_MS", 200)
+    monkeypatch.setattr(encryption, "HANDSHAKE_MS", 200)
     before = tcp_listener.threads()
     context = zmq.Context()
     socket = context.socket(zmq.XPUB)
     listener = sockets.create_server(("127.0.0.1", 0), backlog=64)
     listener.setblocking(False)
-    viewer_public, viewer_secret = curve.new_keys()
-    public, secret = curve.new_keys()
+    viewer_public, viewer_secret = encryption.new_keys()
+    public, secret = encryption.new_keys()
     notes = []
     made = tcp_listener.TcpListener(
         context,
@@ -324,7 +324,7 @@ def test_a_crowd_of_strangers_takes_few_descriptors_and_viewers_come_in_again_wh
         viewer.linger = 0
         viewer.reconnect_ivl = 50
         viewer.subscribe(b"beat")
-        curve.connect(viewer, f"tcp://127.0.0.1:{small_listener.port}", *small_listener.keys)
+        encryption.connect(viewer, f"tcp://127.0.0.1:{small_listener.port}", *small_listener.keys)
 
         def receives():
             small_listener.bound.send_multipart([b"beat", b"x"])

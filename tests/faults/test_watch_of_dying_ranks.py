@@ -15,7 +15,7 @@ from ddpwatch.outputs.report.data import gather
 from ddpwatch.recording.reader import Recording
 from ddpwatch.session.playback import Playback
 from ddpwatch.view.cells import plain
-from ddpwatch.view.outcome import ending_lines
+from ddpwatch.view.outcome_text import ending_lines
 from ddpwatch.view.verdict import verdict
 from tests.builders.hanging_job import NAMING
 from tests.builders.training import wait_for

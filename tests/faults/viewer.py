@@ -8,7 +8,7 @@ import time
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
-from ddpwatch import curve, rundir, wire
+from ddpwatch import encryption, rundir, wire
 from tests.builders.fake_rank import steps_of
 from tests.builders.training import wait_for
 
@@ -109,6 +109,6 @@ def hasty(context, run: rundir.RunFile, address: str) -> zmq.Socket:
     socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 60_000)
     socket.setsockopt(zmq.CURVE_SERVERKEY, run.endpoints[0].server_key.encode())
     socket.setsockopt(zmq.CURVE_SECRETKEY, run.viewer_secret_key.encode())
-    socket.setsockopt(zmq.CURVE_PUBLICKEY, curve.public_of(run.viewer_secret_key).encode())
+    socket.setsockopt(zmq.CURVE_PUBLICKEY, encryption.public_of(run.viewer_secret_key).encode())
     socket.connect(address)
     return socket

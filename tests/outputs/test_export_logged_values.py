@@ -15,7 +15,7 @@ from ddpwatch import wire
 from ddpwatch.outputs.export.csv import COLUMNS, write_csv
 from ddpwatch.outputs.export.json import write_json
 from ddpwatch.outputs.export.logged_values import MAX_NAMES, Logged
-from ddpwatch.outputs.export.reader import LAST_STEP, Exported
+from ddpwatch.outputs.export.step_range import LAST_STEP, Exported
 from ddpwatch.outputs.export.trace import write_trace
 from ddpwatch.recording.reader import Recording
 from tests.builders.fake_rank import make_beat, make_hello, make_snap, make_step

@@ -16,8 +16,8 @@ from ddpwatch.core.limits import DEFAULTS
 from ddpwatch.outputs.headless import AlertCounts, watch_until_end
 from ddpwatch.recording.reader import Recording
 from ddpwatch.recording.writer import Recorder
-from ddpwatch.session import follow as watching
-from ddpwatch.session.follow import NO_MESSAGE_NS, RunFollower
+from ddpwatch.session import run_follower as watching
+from ddpwatch.session.run_follower import NO_MESSAGE_NS, RunFollower
 from ddpwatch.sources.frames import Frame, Tick
 from tests.builders.fake_rank import FakeRun, make_hello, make_run_file, make_snap
 

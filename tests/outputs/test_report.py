@@ -15,7 +15,7 @@ from plotly import graph_objects
 
 from ddpwatch import wire
 from ddpwatch.core.alerts.model import Severity
-from ddpwatch.core.metrics.figures import timings_of
+from ddpwatch.core.metrics.live_figures import timings_of
 from ddpwatch.outputs.report import charts
 from ddpwatch.outputs.report.data import Scaling
 from ddpwatch.outputs.report.html import data_block, h, raw

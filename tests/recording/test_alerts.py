@@ -18,7 +18,7 @@ from ddpwatch.core.monitor import Monitor
 from ddpwatch.core.state.rank import Place
 from ddpwatch.core.state.run import RunState
 from ddpwatch.outputs.export.json import write_json
-from ddpwatch.outputs.export.reader import LAST_STEP, Exported
+from ddpwatch.outputs.export.step_range import LAST_STEP, Exported
 from ddpwatch.outputs.report.data import gather
 from ddpwatch.outputs.report.page import page
 from ddpwatch.recording.alerts import recalled

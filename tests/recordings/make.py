@@ -29,11 +29,11 @@ from pathlib import Path
 import msgspec
 
 from ddpwatch import rundir, wire
-from ddpwatch.cli._demo_job import training
+from ddpwatch.cli._demo_processes import training
 from ddpwatch.core.alerts.model import Severity
 from ddpwatch.core.monitor import Monitor
 from ddpwatch.core.state.run import RunState
-from ddpwatch.session.follow import RunFollower
+from ddpwatch.session.run_follower import RunFollower
 from ddpwatch.sources.frames import Frame, Tick
 from ddpwatch.sources.live import Live
 

@@ -18,13 +18,13 @@ from ddpwatch.core.metrics.timeline import Timeline
 from ddpwatch.core.state.gpu import CURVES, NOT_REPORTED
 from ddpwatch.core.state.run import RunState
 from ddpwatch.recording.alerts import Opened
-from ddpwatch.recording.moments import NoMoment
 from ddpwatch.recording.reader import Recording
 from ddpwatch.recording.schema import ALERTS_TOPIC
 from ddpwatch.recording.storage import Retention
+from ddpwatch.recording.time_parser import NoMoment
 from ddpwatch.session.backfill import backfill_gpus
-from ddpwatch.session.follow import RunFollower
 from ddpwatch.session.playback import Playback
+from ddpwatch.session.run_follower import RunFollower
 from ddpwatch.simulator.scenario import Scenario
 from ddpwatch.simulator.source import SimulatedSource
 from ddpwatch.sources.frames import Frame
@@ -175,7 +175,7 @@ def test_a_moment_is_the_same_by_playing_or_seeking(tmp_path, checkpoints_often,
 
 
 def test_a_short_seek_runs_in_portions_and_can_be_replaced(slow, monkeypatch):
-    monkeypatch.setattr("ddpwatch.session.follow.AT_ONCE", 8)
+    monkeypatch.setattr("ddpwatch.session.run_follower.AT_ONCE", 8)
     with opened(slow[0]) as playback:
         first = go(playback, playback.reel.at(SECOND_NS))
         assert go(playback, playback.reel.at(3 * SECOND_NS)) is first
@@ -189,7 +189,7 @@ def test_a_short_seek_runs_in_portions_and_can_be_replaced(slow, monkeypatch):
 
 def test_the_batch_size_does_not_change_the_state(slow, monkeypatch):
     def arrived(at_once):
-        monkeypatch.setattr("ddpwatch.session.follow.AT_ONCE", at_once)
+        monkeypatch.setattr("ddpwatch.session.run_follower.AT_ONCE", at_once)
         with opened(slow[0]) as playback:
             monitor = go(playback, playback.reel.at(8 * SECOND_NS))
             alerts = [(alert.key, alert.since, alert.last, alert.finding) for alert in monitor.book.open.values()]

@@ -16,13 +16,13 @@ import msgspec
 import pytest
 import zmq
 
-from ddpwatch import curve, rundir, wire
+from ddpwatch import encryption, rundir, wire
 from ddpwatch.core.diagnosis.exits import endings
 from ddpwatch.core.limits import DEFAULTS
 from ddpwatch.core.state.run import RunState
 from ddpwatch.errors import AccessRefused, NoSuchRun, UsageError
 from ddpwatch.outputs.relay import Relay
-from ddpwatch.session.follow import RunFollower
+from ddpwatch.session.run_follower import RunFollower
 from ddpwatch.sources import live
 from ddpwatch.sources import relay_topics as wishes
 from ddpwatch.sources.connections import PROBE_S, probe
@@ -230,7 +230,7 @@ def test_a_reconnecting_viewer_gets_its_history_again(run, relay):
         socket = context.socket(zmq.SUB)
         kept.append(socket)
         socket.subscribe(topic)
-        curve.connect(socket, point.tcp_address, point.server_key, relay.ticket.viewer_secret_key)
+        encryption.connect(socket, point.tcp_address, point.server_key, relay.ticket.viewer_secret_key)
         for _ in run.ranks:
             assert socket.poll(GIVE_UP_S * 1000)
             assert socket.recv_multipart()[0] == topic
@@ -261,7 +261,7 @@ def test_a_late_rank_is_relayed_and_added_to_the_ticket(run_dir):
 
 
 def test_the_ticket_holds_keys_of_the_relay_and_none_of_the_run(run_dir):
-    public_key, secret_key = curve.new_keys()
+    public_key, secret_key = encryption.new_keys()
     file = make_run_file(run_dir, 1, viewer_secret_key=secret_key)
     endpoints = [msgspec.structs.replace(file.endpoints[0], tcp_address="tcp://10.0.0.1:7", server_key=public_key)]
     with relayed(msgspec.structs.replace(file, endpoints=endpoints)) as relay:
@@ -275,10 +275,10 @@ def test_a_stranger_is_refused_counted_and_gets_no_data(run, relay):
     ticket = relay.ticket
     began_s = time.monotonic()
     with pytest.raises(AccessRefused, match="does not accept the key; get a new ticket from where `ddpwatch relay`"):
-        probe(msgspec.structs.replace(ticket, viewer_secret_key=curve.new_keys()[1]))
+        probe(msgspec.structs.replace(ticket, viewer_secret_key=encryption.new_keys()[1]))
     with pytest.raises(AccessRefused, match="its key is not in the ticket"):
         probe(msgspec.structs.replace(ticket, viewer_secret_key=""))
-    other = msgspec.structs.replace(ticket.relay, server_key=curve.new_keys()[0])
+    other = msgspec.structs.replace(ticket.relay, server_key=encryption.new_keys()[0])
     with pytest.raises(AccessRefused, match="another key"):
         probe(msgspec.structs.replace(ticket, relay=other))
     assert time.monotonic() - began_s < 2 * PROBE_S, "none of it waited until its time was up"
@@ -478,7 +478,7 @@ def test_a_stopped_viewer_costs_a_bounded_queue_and_blocks_no_other(run_dir, mon
             stuck.setsockopt(zmq.RCVHWM, 1)
             stuck.subscribe(b"event")
             point = relay.ticket.relay
-            curve.connect(stuck, point.tcp_address, point.server_key, relay.ticket.viewer_secret_key)
+            encryption.connect(stuck, point.tcp_address, point.server_key, relay.ticket.viewer_secret_key)
             state = make_state(relay.ticket)
             with closing(Live(relay.ticket)) as source:
                 follow(source, state, all_snapped(state))

@@ -11,7 +11,7 @@ import pytest
 import zmq
 
 from ddpwatch import rundir, wire
-from ddpwatch.session.follow import RunFollower
+from ddpwatch.session.run_follower import RunFollower
 from ddpwatch.sources import live
 from ddpwatch.sources.live import ASKED_AT_ONCE, Live
 from tests.builders.fake_rank import FakeRun, make_run_file, make_stack

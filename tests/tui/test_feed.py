@@ -444,7 +444,7 @@ async def test_leaving_lets_the_ranks_go_on(run_dir):
 
 
 def test_the_played_follower_has_the_surface_of_a_real_one():
-    from ddpwatch.session.follow import RunFollower
+    from ddpwatch.session.run_follower import RunFollower
 
     public = {name for name in dir(RunFollower) if not name.startswith("_")}
     assert public <= set(dir(Played))

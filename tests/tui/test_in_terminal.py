@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 import ddpwatch.agent
-from ddpwatch.session.follow import RunFollower
+from ddpwatch.session.run_follower import RunFollower
 from ddpwatch.sources.runs import live_runs
 from tests.builders.fake_rank import FakeRun
 from tests.builders.terminal import Terminal

@@ -320,7 +320,7 @@ async def test_eighty_columns_have_room_for_it(path):
 
 
 async def test_a_long_way_says_how_far_it_is(path, monkeypatch):
-    monkeypatch.setattr("ddpwatch.session.follow.AT_ONCE", 8)
+    monkeypatch.setattr("ddpwatch.session.run_follower.AT_ONCE", 8)
     async with replayed(path, "+1s") as stage:
         stage.playback.seek(stage.playback.reel.at(9 * SECOND_NS))
         assert stage.playback.catch_up(0.0)

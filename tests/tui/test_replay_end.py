@@ -11,8 +11,8 @@ import pytest
 from ddpwatch import wire
 from ddpwatch.core.limits import DEFAULTS
 from ddpwatch.recording.reader import Recording
-from ddpwatch.session.follow import RunFollower
 from ddpwatch.session.playback import Playback
+from ddpwatch.session.run_follower import RunFollower
 from ddpwatch.simulator.scenario import Fault, Scenario
 from ddpwatch.sources.frames import Frame
 from ddpwatch.tui import replay_feed as replay_feed_module

@@ -13,7 +13,7 @@ from ddpwatch.core.metrics.window import aligned_window
 from ddpwatch.core.monitor import Monitor
 from ddpwatch.core.state.run import RunState
 from ddpwatch.view.cells import Level
-from ddpwatch.view.outcome import hung_text, longest_text, lost_time_text
+from ddpwatch.view.outcome_text import hung_text, longest_text, lost_time_text
 from ddpwatch.view.overview import allreduce_card, compact, step_card, throughput_card
 from ddpwatch.view.summary import summary_lines
 from tests.builders.fake_rank import MS, make_beat, make_snap, make_step

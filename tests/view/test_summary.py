@@ -11,7 +11,7 @@ from ddpwatch import wire
 from ddpwatch.core.alerts.model import Finding, Moment, Severity
 from ddpwatch.core.diagnosis.outcome import outcome_of
 from ddpwatch.core.metrics.timeline import Timeline
-from ddpwatch.view.outcome import root_cause_text
+from ddpwatch.view.outcome_text import root_cause_text
 from ddpwatch.view.run_view import run_view
 from ddpwatch.view.summary import summary_lines
 from tests.builders.fake_rank import make_beat, make_snap, make_step

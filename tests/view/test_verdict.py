@@ -15,8 +15,8 @@ from ddpwatch.core.state.run import RunState
 from ddpwatch.view import verdict as sentences
 from ddpwatch.view.cells import Level
 from ddpwatch.view.charts.phase_bar import MAX_BARS, rank_bars
+from ddpwatch.view.job_manifest import manifest, manifest_object, missing_facts
 from ddpwatch.view.layout import machine_time
-from ddpwatch.view.manifest import manifest, manifest_object, missing_facts
 from ddpwatch.view.verdict import of_what, when_text
 from ddpwatch.wire import PHASES
 from tests.builders.fake_rank import make_beat, make_hello, make_step

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
-from ddpwatch.core.alerts.hangs import is_hang, is_over, waited_s
+from ddpwatch.core.alerts.hang_alerts import is_hang, is_over, waited_s
 from ddpwatch.core.alerts.history import AlertHistory
 from ddpwatch.core.limits import AlertLimits
 

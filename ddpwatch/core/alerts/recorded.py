@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 from msgspec import Struct
 
-from ddpwatch.core.alerts.hangs import has_progressed, is_hang, last_common_step
+from ddpwatch.core.alerts.hang_alerts import has_progressed, is_hang, last_common_step
 from ddpwatch.core.alerts.model import Alert, AlertBook, AlertEvent, Finding, Moment
 from ddpwatch.core.limits import DEFAULTS, EvaluationLimits, Limits
 from ddpwatch.core.state.sanitize import NAME_CHARS, NOTE_CHARS, sanitize

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from ddpwatch.core import rules
-from ddpwatch.core.alerts.hangs import AGENT_OFF
+from ddpwatch.core import rule_names as rules
+from ddpwatch.core.alerts.hang_alerts import AGENT_OFF
 from ddpwatch.core.alerts.model import Severity
 
 if TYPE_CHECKING:

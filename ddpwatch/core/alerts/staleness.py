@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ddpwatch.core import rules
-from ddpwatch.core.alerts.hangs import has_progressed
+from ddpwatch.core import rule_names as rules
+from ddpwatch.core.alerts.hang_alerts import has_progressed
 from ddpwatch.core.alerts.model import Moment
 from ddpwatch.core.detectors.engine import evaluation_steps
 from ddpwatch.core.limits import AlertLimits, EvaluationLimits, WindowLimits

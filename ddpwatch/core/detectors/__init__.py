@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from ddpwatch.core import rules
+from ddpwatch.core import rule_names as rules
 from ddpwatch.core.detectors.comm_share import comm_share
 from ddpwatch.core.detectors.context import Detector
 from ddpwatch.core.detectors.data_bound import data_bound

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from ddpwatch.core import rules
+from ddpwatch.core import rule_names as rules
 from ddpwatch.core.alerts.model import Finding, Severity
-from ddpwatch.core.state.gpu import RESET, xid_meaning
+from ddpwatch.core.diagnosis.xids import RESET, xid_meaning
 from ddpwatch.core.units import plural, ranks_text
 
 if TYPE_CHECKING:

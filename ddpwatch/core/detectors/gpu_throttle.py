@@ -7,7 +7,7 @@ from dataclasses import replace
 from itertools import chain
 from typing import TYPE_CHECKING, Final
 
-from ddpwatch.core import rules
+from ddpwatch.core import rule_names as rules
 from ddpwatch.core.alerts.model import Finding, Severity
 from ddpwatch.core.state.gpu import POWER_CAP, THROTTLE_REASONS, clock_text, evenly_sampled, latest_clock, median_mhz
 from ddpwatch.core.units import plural, ranks_text

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from ddpwatch.core import rules
+from ddpwatch.core import rule_names as rules
 from ddpwatch.core.alerts.model import Finding, Severity
 from ddpwatch.core.limits import LossyLimits
 from ddpwatch.core.units import plural, ranks_text

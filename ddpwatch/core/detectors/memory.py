@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from ddpwatch.core import rules
+from ddpwatch.core import rule_names as rules
 from ddpwatch.core.alerts.model import Finding, Severity
 from ddpwatch.core.limits import MemoryLimits
 from ddpwatch.core.units import duration, percent, ranks_text, size

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 import numpy as np
 
-from ddpwatch.core import rules
+from ddpwatch.core import rule_names as rules
 from ddpwatch.core.alerts.model import Finding, Severity
 from ddpwatch.core.diagnosis.attribution import slow_cause
 from ddpwatch.core.diagnosis.straggler_stats import MAD_TO_SIGMA, suspects

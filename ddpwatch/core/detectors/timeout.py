@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from ddpwatch.core import rules
-from ddpwatch.core.alerts.hangs import is_hang
+from ddpwatch.core import rule_names as rules
+from ddpwatch.core.alerts.hang_alerts import is_hang
 from ddpwatch.core.alerts.model import Finding, Severity
 from ddpwatch.core.detectors.context import is_near, names_of, ranks_of
 from ddpwatch.core.detectors.desync import ADVICE as DESYNC_ADVICE

@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
-from ddpwatch.core import rules
-from ddpwatch.core.alerts.hangs import AGENT_OFF, is_over, is_suspect, last_hang
+from ddpwatch.core import rule_names as rules
+from ddpwatch.core.alerts.hang_alerts import AGENT_OFF, is_over, is_suspect, last_hang
 from ddpwatch.core.alerts.model import Severity
 from ddpwatch.core.diagnosis.early_exit import left_before
 from ddpwatch.core.diagnosis.exits import endings, is_complaint, is_innocent, is_interrupt, is_timeout
@@ -18,7 +18,7 @@ from ddpwatch.core.limits import DEFAULTS, Limits
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from ddpwatch.core.alerts.hangs import Hang
+    from ddpwatch.core.alerts.hang_alerts import Hang
     from ddpwatch.core.alerts.model import Alert, Finding
     from ddpwatch.core.diagnosis.exits import End, Endings
     from ddpwatch.core.state.run import Condition, RunState

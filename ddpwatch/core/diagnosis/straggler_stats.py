@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from ddpwatch.core.diagnosis.episode import episode_of
+from ddpwatch.core.diagnosis.slow_episode import episode_of
 from ddpwatch.core.limits import StragglerLimits
 from ddpwatch.core.metrics.window import medians, medians_across, sampled_ranks
 from ddpwatch.core.units import ordinal, percent

@@ -1,4 +1,4 @@
 """`ddpwatch export`: a recording as JSON, CSV, a Chrome trace, or values for experiment loggers.
 
-Read `reader` (one pass over the recording), then the module of the format.
+Read `step_range` (one pass over the recording), then the module of the format.
 """

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ddpwatch.core.state.rank import RankState
     from ddpwatch.core.state.step_store import IntArray
     from ddpwatch.outputs.export.logged_values import Logged
-    from ddpwatch.outputs.export.reader import Exported
+    from ddpwatch.outputs.export.step_range import Exported
 
 FLAGS: Final = {"skipped": SKIPPED, "paused": PAUSED, "evaluated": EVALUATED}
 COLUMNS: Final = (

@@ -17,11 +17,11 @@ from ddpwatch.core.metrics.window import SYNC
 from ddpwatch.core.state.sanitize import NAME_CHARS, sanitize
 from ddpwatch.core.units import finite
 from ddpwatch.recording.alerts import alerts_at_worst
-from ddpwatch.recording.health import damage_of
+from ddpwatch.recording.damage import damage_of
 from ddpwatch.version import VERSION
 from ddpwatch.view.alerts.format import alert_object, iso
-from ddpwatch.view.manifest import manifest_object
-from ddpwatch.view.outcome import hung_object
+from ddpwatch.view.job_manifest import manifest_object
+from ddpwatch.view.outcome_text import hung_object
 from ddpwatch.view.status import backend, host_count
 
 if TYPE_CHECKING:
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from ddpwatch.core.state.rank import RankState
     from ddpwatch.core.state.run import RunState
     from ddpwatch.outputs.export.logged_values import Series
-    from ddpwatch.outputs.export.reader import Exported
-    from ddpwatch.recording.health import Damage
+    from ddpwatch.outputs.export.step_range import Exported
+    from ddpwatch.recording.damage import Damage
     from ddpwatch.recording.schema import RecordedBy
 
 SCHEMA: Final = 1

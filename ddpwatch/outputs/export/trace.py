@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from ddpwatch.core.alerts.model import AlertEvent
     from ddpwatch.core.metrics.window import Window
     from ddpwatch.core.state.step_store import IntArray
-    from ddpwatch.outputs.export.reader import Exported
+    from ddpwatch.outputs.export.step_range import Exported
 
 PIECES: Final = ("other", "data", "waiting", "wire", "forward", "backward", "waiting", "wire", "optimizer")
 """Pieces of a step in drawing order; ranks synchronize before forward (buffers) and after backward (gradients)."""

@@ -8,7 +8,7 @@ import numpy as np
 
 from ddpwatch.core.limits import DEFAULTS
 from ddpwatch.core.metrics.aggregate import P99
-from ddpwatch.core.metrics.figures import backward_ns_of, timings_of
+from ddpwatch.core.metrics.live_figures import backward_ns_of, timings_of
 from ddpwatch.core.units import (
     UNPROVEN,
     count,
@@ -24,15 +24,15 @@ from ddpwatch.core.units import (
 )
 from ddpwatch.outputs.report import charts
 from ddpwatch.outputs.report.html import Html, Section, facts, figure, h, section, table
-from ddpwatch.recording.health import damage_sentence
+from ddpwatch.recording.damage import damage_sentence
 from ddpwatch.version import VERSION
 from ddpwatch.view.alerts.format import MARKS
 from ddpwatch.view.alerts.page import alert_facts, evidence_facts
 from ddpwatch.view.allreduce import speed_text
 from ddpwatch.view.charts.phase_bar import MAX_BARS, PARTS, rank_bars
+from ddpwatch.view.job_manifest import manifest, missing_facts, recorded_by_facts
 from ddpwatch.view.layout import machine_time
-from ddpwatch.view.manifest import manifest, missing_facts, recorded_by_facts
-from ddpwatch.view.outcome import longest_text, seconds_text
+from ddpwatch.view.outcome_text import longest_text, seconds_text
 from ddpwatch.view.run_view import no_recorded_steps_reason, remarks
 from ddpwatch.view.status import host_count
 from ddpwatch.view.verdict import cost_name, kept_steps_from, of_what, phases_text, when_text

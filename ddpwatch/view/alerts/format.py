@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import timezone
 from typing import TYPE_CHECKING, Any, Final
 
-from ddpwatch.core.alerts.hangs import is_suspect
+from ddpwatch.core.alerts.hang_alerts import is_suspect
 from ddpwatch.core.alerts.model import Severity
 from ddpwatch.core.state.sanitize import NAME_CHARS, NOTE_CHARS, sanitize
 from ddpwatch.core.units import count, finite, moment_of, ranks_text

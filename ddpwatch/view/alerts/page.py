@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import timezone
 from typing import TYPE_CHECKING, Final
 
-from ddpwatch.core.alerts.hangs import WAITED, WAITING, waited_s
+from ddpwatch.core.alerts.hang_alerts import WAITED, WAITING, waited_s
 from ddpwatch.core.detectors import DETECTORS
 from ddpwatch.core.limits import StragglerLimits
 from ddpwatch.core.state.sanitize import NAME_CHARS, NOTE_CHARS, sanitize

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from ddpwatch.core import rules
-from ddpwatch.core.alerts.hangs import is_hang
+from ddpwatch.core import rule_names as rules
+from ddpwatch.core.alerts.hang_alerts import is_hang
 from ddpwatch.core.detectors import DETECTORS
 from ddpwatch.core.state.sanitize import NAME_CHARS, NOTE_CHARS, sanitize
 from ddpwatch.core.units import duration, percent, plural

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from ddpwatch.core.state.gpu import reasons_text, xid_meaning
+from ddpwatch.core.diagnosis.xids import xid_meaning
+from ddpwatch.core.state.gpu import reasons_text
 from ddpwatch.core.units import UNPROVEN, duration, size
 from ddpwatch.view.alerts.format import MARKS
 from ddpwatch.view.cells import Cell, Level, fit, line_columns, pad

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
-from ddpwatch.core.state.gpu import reasons_text, xid_meaning
+from ddpwatch.core.diagnosis.xids import xid_meaning
+from ddpwatch.core.state.gpu import reasons_text
 from ddpwatch.core.units import UNPROVEN, count, duration, percent, size
 from ddpwatch.view.cells import Cell, Level, fit, pad
 from ddpwatch.view.charts.sparkline import sparks

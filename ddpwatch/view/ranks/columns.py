@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from ddpwatch.core import rules
-from ddpwatch.core.alerts.hangs import is_hang, is_suspect
+from ddpwatch.core import rule_names as rules
+from ddpwatch.core.alerts.hang_alerts import is_hang, is_suspect
 from ddpwatch.core.alerts.model import Severity
 from ddpwatch.core.alerts.severity import OF_CONDITION, rank_severity
 from ddpwatch.core.state.rank import frozen_rank
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from ddpwatch.core.alerts.model import Finding
-    from ddpwatch.core.metrics.figures import Figures, RankFigures
+    from ddpwatch.core.metrics.live_figures import Figures, RankFigures
     from ddpwatch.core.state.rank import RankState
     from ddpwatch.core.state.run import Condition, RunState
     from ddpwatch.wire import Beat

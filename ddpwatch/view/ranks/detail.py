@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
-from ddpwatch.core import rules
-from ddpwatch.core.alerts.hangs import is_suspect
+from ddpwatch.core import rule_names as rules
+from ddpwatch.core.alerts.hang_alerts import is_suspect
 from ddpwatch.core.diagnosis.stacks import is_library, training_thread
 from ddpwatch.core.limits import StragglerLimits
 from ddpwatch.core.metrics.window import NOT_KNOWN
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ddpwatch.core.alerts.model import Alert, Finding
-    from ddpwatch.core.metrics.figures import RankFigures
+    from ddpwatch.core.metrics.live_figures import RankFigures
     from ddpwatch.core.state.rank import RankState
     from ddpwatch.view.cells import Line
     from ddpwatch.view.ranks.columns import Row

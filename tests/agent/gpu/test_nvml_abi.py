@@ -8,7 +8,8 @@ import re
 import pynvml
 import pytest
 
-from ddpwatch.agent.gpu import nvml, xids
+from ddpwatch.agent.gpu import nvml
+from ddpwatch.agent.gpu import xid_events as xids
 
 STRUCTURES = {
     "memory": pynvml.c_nvmlMemory_t,

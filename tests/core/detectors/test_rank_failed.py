@@ -12,7 +12,7 @@ from ddpwatch.core.diagnosis.early_exit import root_cause_pending
 from ddpwatch.core.diagnosis.outcome import outcome_of
 from ddpwatch.core.limits import RankFailedLimits, UnevenBatchLimits
 from ddpwatch.core.monitor import Monitor
-from ddpwatch.view.outcome import root_cause_text
+from ddpwatch.view.outcome_text import root_cause_text
 from tests.builders.ended_run import CLOSED, beating, ended_with, fail, outlived
 from tests.builders.fake_rank import make_beat, make_group
 from tests.builders.findings import criticals

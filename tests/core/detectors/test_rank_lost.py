@@ -12,7 +12,7 @@ from ddpwatch.core.detectors.rank_lost import rank_lost
 from ddpwatch.core.diagnosis.outcome import outcome_of
 from ddpwatch.core.limits import DEFAULTS, LivenessLimits, RankLostLimits
 from ddpwatch.core.monitor import Monitor
-from ddpwatch.view.outcome import root_cause_text
+from ddpwatch.view.outcome_text import root_cause_text
 from tests.builders.ended_run import CLOSED, LARGE, beating, broken, end, ended_with, fail, outlived
 from tests.builders.fake_rank import make_beat
 from tests.builders.synthetic_run import SECOND, look, make_run, only, train

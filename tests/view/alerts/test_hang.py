@@ -11,7 +11,7 @@ from ddpwatch.view.alerts.page import alert_facts, alert_list
 from ddpwatch.view.alerts.panel import alert_panel, hang_lines, stuck_rank
 from ddpwatch.view.columns import Ordering
 from ddpwatch.view.header import header_line
-from ddpwatch.view.outcome import lost_text
+from ddpwatch.view.outcome_text import lost_text
 from ddpwatch.view.ranks.columns import badge
 from ddpwatch.view.ranks.detail import rank_page
 from ddpwatch.view.ranks.table import arrange

@@ -5,7 +5,7 @@ from itertools import pairwise
 import pytest
 
 from ddpwatch.core.limits import DEFAULTS, WindowLimits
-from ddpwatch.demo.schedule import (
+from ddpwatch.demo.fault_schedule import (
     DIRECTIVE_STEPS,
     LAG,
     MAX_PACE,

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from ddpwatch import wire
-from ddpwatch.core.alerts.hangs import Hang, is_over, last_hang
+from ddpwatch.core.alerts.hang_alerts import Hang, is_over, last_hang
 from ddpwatch.core.alerts.model import Alert, Finding, Moment, Severity
 from tests.builders.fake_rank import make_step
 from tests.builders.hung_run import one_missing

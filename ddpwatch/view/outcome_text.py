@@ -15,7 +15,7 @@ from ddpwatch.view.layout import paragraph
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ddpwatch.core.alerts.hangs import Hang
+    from ddpwatch.core.alerts.hang_alerts import Hang
     from ddpwatch.core.diagnosis.exits import End
     from ddpwatch.core.diagnosis.outcome import Outcome, Reason
     from ddpwatch.core.metrics.hung_steps import HungSteps

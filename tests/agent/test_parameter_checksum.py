@@ -8,9 +8,9 @@ import torch
 from torch import nn
 
 from ddpwatch import wire
-from ddpwatch.agent.checksum import EVERY_STEPS, FIRST_STEP, Checksums
 from ddpwatch.agent.clock import HostClock
-from ddpwatch.agent.guard import Switch
+from ddpwatch.agent.fail_open import Switch
+from ddpwatch.agent.parameter_checksum import EVERY_STEPS, FIRST_STEP, Checksums
 from ddpwatch.agent.step_recorder import Recorder
 
 

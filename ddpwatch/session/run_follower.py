@@ -107,7 +107,7 @@ class RunFollower:
         self.logs = None
         if logs:
             # Compiling the log patterns takes 12 ms.
-            from ddpwatch.session.logs import LogFrames
+            from ddpwatch.session.log_source import LogFrames
 
             self.logs = LogFrames(logs, run.started_unix_s)
 

@@ -14,7 +14,7 @@ from ddpwatch.core.logs.log_state import KEPT_LINES
 from ddpwatch.core.metrics.baseline import History
 from ddpwatch.core.metrics.window import gather
 from ddpwatch.core.state.run import RunState
-from ddpwatch.session.logs import LAST_LINES, POLL_NS, LogFrames
+from ddpwatch.session.log_source import LAST_LINES, POLL_NS, LogFrames
 
 SECOND = 1_000_000_000
 ENQUEUED = (

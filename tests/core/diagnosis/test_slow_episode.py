@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ddpwatch.core.diagnosis.episode import episode_of
+from ddpwatch.core.diagnosis.slow_episode import episode_of
 
 STEPS = 300
 RARE = 0.005

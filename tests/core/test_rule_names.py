@@ -6,7 +6,7 @@ import ast
 from pathlib import Path
 
 import ddpwatch
-from ddpwatch.core import rules
+from ddpwatch.core import rule_names as rules
 from ddpwatch.core.detectors import DETECTORS
 
 PACKAGE = Path(ddpwatch.__file__).parent
