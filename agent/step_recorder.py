@@ -6,7 +6,7 @@ from collections import deque
 from threading import get_ident, get_native_id
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeAlias, TypeVar
 
-from ddpwatch.agent.batches import fingerprint
+from ddpwatch.agent.batch_tensors import fingerprint
 from ddpwatch.agent.clock import BACKWARD, DATA, FORWARD, OPTIMIZER, OTHER, PRESYNC, SYNC
 from ddpwatch.agent.cuda_clock import CudaClock
 from ddpwatch.wire import PAUSED, SKIPPED, Note, Step

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.autograd import Variable
 from torch.utils.hooks import unserializable_hook
 
-from ddpwatch.agent.batches import tensors
+from ddpwatch.agent.batch_tensors import tensors
 from ddpwatch.agent.clock import BACKWARD, SYNC
 from ddpwatch.agent.fail_open import guarded
 from ddpwatch.agent.patching import run_as_python

@@ -10,7 +10,7 @@ from torch.compiler import is_compiling
 from torch.utils.data import DistributedSampler, RandomSampler
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from ddpwatch.agent.batches import first_tensor
+from ddpwatch.agent.batch_tensors import first_tensor
 from ddpwatch.agent.clock import DATA, OTHER
 from ddpwatch.agent.fail_open import guarded
 from ddpwatch.agent.patching import Patch

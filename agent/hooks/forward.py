@@ -11,7 +11,7 @@ from torch.compiler import is_compiling
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.hooks import unserializable_hook
 
-from ddpwatch.agent.batches import first_tensor
+from ddpwatch.agent.batch_tensors import first_tensor
 from ddpwatch.agent.clock import FORWARD, OTHER, PRESYNC
 from ddpwatch.agent.fail_open import guarded
 from ddpwatch.agent.patching import Patch, WeakIdSet

@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from ddpwatch.core.alerts.model import AlertEvent
+    from ddpwatch.outputs.alert_sinks import Receiver, Sink
     from ddpwatch.outputs.headless import AlertCounts
     from ddpwatch.outputs.prometheus.exporter import Exporter
-    from ddpwatch.outputs.sinks import Receiver, Sink
     from ddpwatch.rundir import RunFile
 
 
@@ -70,8 +70,8 @@ def command(
     --record could not keep all of it.
     """
     from ddpwatch.core.alerts.model import Severity
+    from ddpwatch.outputs.alert_sinks import LAST_CHANCE_S, Command, Sink, Webhook, close_all
     from ddpwatch.outputs.headless import AlertCounts, watch_until_end
-    from ddpwatch.outputs.sinks import LAST_CHANCE_S, Command, Sink, Webhook, close_all
 
     interrupt_on_sigterm()
     check_retention(file, keep_s, max_bytes)

@@ -17,7 +17,7 @@ import msgspec
 
 from ddpwatch.core.alerts.recorded import write_alerts
 from ddpwatch.core.limits import DEFAULTS, changed
-from ddpwatch.core.state.checkpoint import checkpoint_messages
+from ddpwatch.core.state.state_checkpoint import checkpoint_messages
 from ddpwatch.recording.schema import ALERTS_TOPIC, NO_RANK, SHARD_RANKS, Columns, RecordedBy
 from ddpwatch.recording.storage import RecordingFile
 from ddpwatch.rundir import Endpoint

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from ddpwatch.core.state.run import RunState
     from ddpwatch.recording.reader import Attempt, Recording
 
+SPEEDS: Final = (0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0)
+"""Speeds to choose from, as multiples of real time."""
 COMING_NS: Final = 1_000_000_000
 """Nanoseconds after the start of the moment shown first if no step comes for long: ranks usually connect by then."""
 LONG_NS: Final = 10_000_000_000
@@ -128,6 +130,11 @@ class Playback:
     def first_sight_ns(self) -> int:
         """The first moment at which there is something to see: a step of all ranks, or an alert."""
         return self._sight_ns(0)
+
+    def change_speed(self, way: int) -> None:
+        """Play at the next higher speed, or with -1 at the next lower one."""
+        speeds = SPEEDS if way > 0 else reversed(SPEEDS)
+        self.pace.speed = next((speed for speed in speeds if (speed - self.pace.speed) * way > 0), self.pace.speed)
 
     def next_alert(self, way: int) -> int | None:
         """Time of the next opening of an alert, or with -1 of the previous one; None = there is none."""

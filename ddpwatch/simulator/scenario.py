@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 PROFILE: Final = {"data": 0.05, "forward": 0.27, "backward": 0.50, "optimizer": 0.08, "other": 0.05}
 """Fractions of a typical step by phase; the rest is its wire time."""
+RANKS_PER_HOST: Final = 8
 ALWAYS: Final = 1
 EVALUATION_STEPS: Final = 10.0
 _PHASES: Final = wire.PHASES
@@ -74,6 +75,27 @@ def segment_at(schedule: Sequence[Segment], position: float) -> tuple[int, float
     return len(schedule) - 1, 0.0
 
 
+def default_schedule(world_size: int) -> tuple[Segment, ...]:
+    """Healthy segments, alternating with a rank that waits for data, one that is slow in backward and, with three or
+    more hosts, a slow host.
+    """
+    if world_size == 1:
+        return (Segment(200),)
+    late, slow = world_size // 3, 2 * world_size // 3
+    schedule = (
+        Segment(200),
+        Segment(250, (Fault((late,), "data", 0.35, onset=0),)),
+        Segment(200),
+        Segment(250, (Fault((slow,), "backward", 0.25, onset=0),)),
+    )
+    hosts = world_size // RANKS_PER_HOST
+    if hosts < 3:
+        return schedule
+    hot = tuple(range(hosts // 2 * RANKS_PER_HOST, (hosts // 2 + 1) * RANKS_PER_HOST))
+    heat = tuple(Fault(hot, phase, size, onset=0) for phase, size in (("forward", 0.06), ("backward", 0.12)))
+    return (*schedule, Segment(200), Segment(250, heat))
+
+
 @dataclass(frozen=True)
 class Scenario:
     """Parameters of a synthetic run: its ground truth."""
@@ -90,7 +112,7 @@ class Scenario:
     evaluate_every: int = 0
     """Interval in steps at which all ranks evaluate for the time of ten steps; 0 = never."""
     batch: int = 32
-    ranks_per_host: int = 8
+    ranks_per_host: int = RANKS_PER_HOST
     faults: tuple[Fault, ...] = ()
     seed: int = 0
     profile: dict[str, float] = field(default_factory=lambda: dict(PROFILE))

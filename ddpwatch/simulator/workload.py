@@ -15,7 +15,15 @@ import numpy as np
 
 from ddpwatch import wire
 from ddpwatch.simulator.gpus import EVERY_NS, SimulatedGpus
-from ddpwatch.simulator.scenario import Fault, Scenario, Segment, segment_at, simulated_step
+from ddpwatch.simulator.scenario import (
+    RANKS_PER_HOST,
+    Fault,
+    Scenario,
+    Segment,
+    default_schedule,
+    segment_at,
+    simulated_step,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,7 +32,6 @@ if TYPE_CHECKING:
 
     IntArray = NDArray[np.int64]
 
-RANKS_PER_HOST: Final = 8
 CHUNK_STEPS: Final = 50
 CHUNK_CELLS: Final = 1 << 16
 """Maximum number of steps times ranks that are generated at once: a few milliseconds of work."""
@@ -55,27 +62,6 @@ CORES: Final = 12
 _BACKWARD: Final = wire.PHASES.index("backward")
 _SYNC: Final = wire.PHASES.index("sync")
 _OPTIMIZER: Final = wire.PHASES.index("optimizer")
-
-
-def default_schedule(world_size: int) -> tuple[Segment, ...]:
-    """Healthy segments, alternating with a rank that waits for data, one that is slow in backward and, with three or
-    more hosts, a slow host.
-    """
-    if world_size == 1:
-        return (Segment(200),)
-    late, slow = world_size // 3, 2 * world_size // 3
-    schedule = (
-        Segment(200),
-        Segment(250, (Fault((late,), "data", 0.35, onset=0),)),
-        Segment(200),
-        Segment(250, (Fault((slow,), "backward", 0.25, onset=0),)),
-    )
-    hosts = world_size // RANKS_PER_HOST
-    if hosts < 3:
-        return schedule
-    hot = tuple(range(hosts // 2 * RANKS_PER_HOST, (hosts // 2 + 1) * RANKS_PER_HOST))
-    heat = tuple(Fault(hot, phase, size, onset=0) for phase, size in (("forward", 0.06), ("backward", 0.12)))
-    return (*schedule, Segment(200), Segment(250, heat))
 
 
 @dataclass(frozen=True)

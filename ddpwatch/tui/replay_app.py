@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from ddpwatch.view.cells import Line
     from ddpwatch.view.run_view import RunView
 
-SPEEDS: Final = (0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0)
 NOTICE_S: Final = 2.5
 AT_THE_END: Final = "Nothing was recorded after this."
 _TIME_KEYS: Final = frozenset({"go_to", "edge"})
@@ -101,11 +100,7 @@ class ReplayDashboard(Dashboard):
 
     def action_faster(self, way: int) -> None:
         """Play at the next higher speed, or with -1 at the next lower one."""
-        pace = self.recording.playback.pace
-        if way > 0:
-            pace.speed = next((speed for speed in SPEEDS if speed > pace.speed), pace.speed)
-        else:
-            pace.speed = next((speed for speed in reversed(SPEEDS) if speed < pace.speed), pace.speed)
+        self.recording.playback.change_speed(way)
         self._repaint_bar()
 
     def action_scrub(self, steps: int) -> None:

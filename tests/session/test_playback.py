@@ -200,8 +200,8 @@ def test_the_batch_size_does_not_change_the_state(slow, monkeypatch):
 
 
 def test_steps_before_the_checkpoint_are_backfilled(tmp_path, checkpoints_often, monkeypatch):
-    monkeypatch.setattr("ddpwatch.core.state.checkpoint.CHECKPOINT_STEPS", 8)
-    monkeypatch.setattr("ddpwatch.core.state.checkpoint.checkpoint_messages.__defaults__", (8,))
+    monkeypatch.setattr("ddpwatch.core.state.state_checkpoint.CHECKPOINT_STEPS", 8)
+    monkeypatch.setattr("ddpwatch.core.state.state_checkpoint.checkpoint_messages.__defaults__", (8,))
     path = tmp_path / "short.ddpw"
     (live,) = tape(path, "slow-backward")
     with opened(path) as playback:
@@ -225,8 +225,8 @@ def test_steps_before_the_checkpoint_are_backfilled(tmp_path, checkpoints_often,
 @pytest.mark.parametrize("name", ["slow-backward", "healthy", "hang"])
 def test_figures_need_only_a_partial_backfill(tmp_path, checkpoints_often, monkeypatch, kept, name):
     """Figures equal those of a full backfill, whether the checkpoint has enough steps or not."""
-    monkeypatch.setattr("ddpwatch.core.state.checkpoint.CHECKPOINT_STEPS", kept)
-    monkeypatch.setattr("ddpwatch.core.state.checkpoint.checkpoint_messages.__defaults__", (kept,))
+    monkeypatch.setattr("ddpwatch.core.state.state_checkpoint.CHECKPOINT_STEPS", kept)
+    monkeypatch.setattr("ddpwatch.core.state.state_checkpoint.checkpoint_messages.__defaults__", (kept,))
     path = tmp_path / "short.ddpw"
     tape(path, name)
     for part in (0.6, 0.85, 1.0):

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddpwatch.core.compare.bootstrap import Comparison, Difference, Estimate
-from ddpwatch.core.compare.random_walk import StepModes
+from ddpwatch.core.compare.random_walk_interval import StepModes
 from ddpwatch.core.metrics.aggregate import PARTS
 from ddpwatch.core.metrics.hung_steps import HungSteps
 from ddpwatch.core.metrics.scaling import Profile, scaling

@@ -1,7 +1,7 @@
 """Compares two runs by a block bootstrap: what differs, by how much, and whether that is significant.
 
 Consecutive steps are correlated, so blocks of steps are resampled, with the same seed for all runs: the interval of a
-run does not depend on the run it is compared with. A drifting speed widens the resamples (`random_walk`). A
+run does not depend on the run it is compared with. A drifting speed widens the resamples (`random_walk_interval`). A
 difference is significant if its 95 % confidence interval excludes zero; one below `SMALLEST` is reported as too small,
 because two runs of the same job may differ by as much.
 
@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 import numpy as np
 
-from ddpwatch.core.compare.random_walk import LONG_BLOCKS, RandomWalk, step_modes
+from ddpwatch.core.compare.random_walk_interval import LONG_BLOCKS, RandomWalk, step_modes
 from ddpwatch.core.metrics.aggregate import PARTS
 from ddpwatch.core.metrics.window import medians
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from ddpwatch.core.compare.random_walk import StepModes
+    from ddpwatch.core.compare.random_walk_interval import StepModes
     from ddpwatch.core.metrics.aggregate import StepSample
     from ddpwatch.core.metrics.scaling import Profile
 

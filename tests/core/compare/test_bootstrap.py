@@ -5,7 +5,7 @@ import pytest
 
 from ddpwatch.core.compare import bootstrap as comparison
 from ddpwatch.core.compare.bootstrap import compare
-from ddpwatch.core.compare.random_walk import step_modes
+from ddpwatch.core.compare.random_walk_interval import step_modes
 from ddpwatch.core.metrics.aggregate import StepSample
 from ddpwatch.simulator.scenario import Fault, Scenario
 from tests.builders.windows import window_from_phases

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from ddpwatch import wire
 from ddpwatch.core.monitor import Monitor
 from ddpwatch.core.state import step_store
-from ddpwatch.core.state.checkpoint import CHECKPOINT_STEPS, checkpoint_messages
 from ddpwatch.core.state.run import RunState
+from ddpwatch.core.state.state_checkpoint import CHECKPOINT_STEPS, checkpoint_messages
 from ddpwatch.core.state.step_codec import read_table
 from ddpwatch.core.state.step_store import COLUMN, MAX_STEP_NS, MIN_BATCH, StepRing, StepStore, put_tables
 from ddpwatch.errors import BadFrame
@@ -125,7 +125,7 @@ from tests.builders.fake_rank import make_beat
 from tests.recordings.make import HERE, RUNS, events_of, monitor_of, read
 from ddpwatch import wire
 from ddpwatch.core.state.step_store import COLUMNS
-from ddpwatch.core.state.checkpoint import CHECKPOINT_STEPS, checkpoint_messages
+from ddpwatch.core.state.state_checkpoint import CHECKPOINT_STEPS, checkpoint_messages
 from ddpwatch.core.state.run import RunState
 from ddpwatch.core.state.step_codec import read_table
 

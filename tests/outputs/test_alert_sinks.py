@@ -15,8 +15,8 @@ import psutil
 import pytest
 
 from ddpwatch.errors import UsageError
-from ddpwatch.outputs import sinks
-from ddpwatch.outputs.sinks import Command, Sink, Webhook, close_all
+from ddpwatch.outputs import alert_sinks as sinks
+from ddpwatch.outputs.alert_sinks import Command, Sink, Webhook, close_all
 
 GIVE_UP_S = 30
 

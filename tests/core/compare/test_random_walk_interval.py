@@ -5,7 +5,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from ddpwatch.core.compare.random_walk import MAX_PARTS, RandomWalk
+from ddpwatch.core.compare.random_walk_interval import MAX_PARTS, RandomWalk
 
 RESAMPLES = 400
 STEPS = 400

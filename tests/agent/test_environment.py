@@ -3,7 +3,7 @@
 import pytest
 
 from ddpwatch import wire
-from ddpwatch.agent.model_info import COMMAND_CHARS, ENVIRONMENT_CHARS, command, environment
+from ddpwatch.agent.environment import COMMAND_CHARS, ENVIRONMENT_CHARS, command, environment
 
 
 def test_variables_that_change_how_a_job_runs_are_reported_and_no_others():

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from ddpwatch.agent.batches import MAX_VISITS, fingerprint, first_tensor, tensors
+from ddpwatch.agent.batch_tensors import MAX_VISITS, fingerprint, first_tensor, tensors
 
 
 def test_equal_batches_have_equal_fingerprints_and_others_do_not():
