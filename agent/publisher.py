@@ -16,11 +16,8 @@ from ddpwatch import wire
 from ddpwatch.agent.gpu.nccl_timing import NcclTimes
 from ddpwatch.agent.gpu.sampler import Telemetry
 from ddpwatch.agent.heartbeat import HeartbeatReader
-from ddpwatch.agent.process_limits import ENOUGH, TOO_FEW, Wake, free
 from ddpwatch.agent.registration import RunRegistration
-from ddpwatch.agent.stacks import stacks
-from ddpwatch.agent.step_recorder import RING_EVENTS, RING_STEPS, to_step
-from ddpwatch.agent.subscriptions import (
+from ddpwatch.agent.request_limits import (
     CHECK_INTERVAL_S,
     FLOODED,
     READ_AHEAD,
@@ -29,6 +26,9 @@ from ddpwatch.agent.subscriptions import (
     FloodBackoff,
     Subscriptions,
 )
+from ddpwatch.agent.resource_limits import ENOUGH, TOO_FEW, Wake, free
+from ddpwatch.agent.stacks import stacks
+from ddpwatch.agent.step_recorder import RING_EVENTS, RING_STEPS, to_step
 from ddpwatch.agent.tcp_listener import threads
 
 if TYPE_CHECKING:

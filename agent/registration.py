@@ -18,8 +18,8 @@ import torch.distributed as dist
 import zmq
 
 from ddpwatch import encryption, rundir, wire
-from ddpwatch.agent.process_limits import usable_cores
 from ddpwatch.agent.rendezvous import Rendezvous, new_run
+from ddpwatch.agent.resource_limits import usable_cores
 from ddpwatch.agent.tcp_listener import NoAddressError, TcpListener, listen
 from ddpwatch.version import VERSION
 

@@ -21,7 +21,7 @@ import psutil
 import zmq
 
 from ddpwatch import encryption
-from ddpwatch.agent.process_limits import ENOUGH, free
+from ddpwatch.agent.resource_limits import ENOUGH, free
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

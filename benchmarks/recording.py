@@ -29,7 +29,7 @@ from ddpwatch.core.state.run import RunState
 from ddpwatch.errors import DdpwatchError
 from ddpwatch.recording.reader import Recording
 from ddpwatch.recording.schema import Columns
-from ddpwatch.recording.storage import RecordingFile
+from ddpwatch.recording.sqlite_store import RecordingFile
 from ddpwatch.recording.writer import Portion, Recorder
 from ddpwatch.simulator.workload import SimulatedRun
 from ddpwatch.sources.frames import Frame

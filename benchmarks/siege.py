@@ -193,7 +193,7 @@ def _train(place: str, rank: int, steps: Any, block: Any) -> str:
 def _watched(rank: int, place: str, plan: Plan, at_ranks: Any, made: Any, results: Any) -> None:
     """Two blocks without attack, of which the first also has the start in it; then in turn with and without."""
     import ddpwatch.agent
-    from ddpwatch.agent import subscriptions
+    from ddpwatch.agent import request_limits as subscriptions
 
     os.environ.update(DDPWATCH_RUN_DIR=f"{place}/run", DDPWATCH_BIND="tcp", DDPWATCH_HOST="127.0.0.1")
     if plan.lifted:

@@ -23,7 +23,7 @@ import ddpwatch
 from ddpwatch import rundir
 from ddpwatch.core.state.sanitize import NAME_CHARS, NOTE_CHARS, sanitize
 from ddpwatch.errors import DdpwatchError
-from ddpwatch.sources.runs import HOW_TO_START, SHORT_ID_CHARS, alive_ranks, live_runs
+from ddpwatch.sources.find_run import HOW_TO_START, SHORT_ID_CHARS, alive_ranks, live_runs
 from ddpwatch.version import VERSION
 from ddpwatch.view.cells import Cell, Level
 from ddpwatch.view.gpus.detail import NAMES

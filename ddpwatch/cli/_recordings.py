@@ -60,8 +60,8 @@ def say_damage(recorded: Recording, attempt: Attempt, *, partly: bool = False) -
 
     `partly` = only the frames that one moment needs were read.
     """
-    from ddpwatch.recording.damage import damage_of, damage_text
-    from ddpwatch.recording.database import lacks_wal
+    from ddpwatch.recording.damage_report import damage_of, damage_text
+    from ddpwatch.recording.sqlite_open import lacks_wal
 
     name = recorded.path.name
     if lacks_wal(recorded.path):

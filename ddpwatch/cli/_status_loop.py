@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from ddpwatch.cli._runs import end_of_watching
+from ddpwatch.cli._follow_run import end_of_watching
 from ddpwatch.cli._terminal import redraw, show, terminal_size
 from ddpwatch.core.limits import DEFAULTS, Limits
 from ddpwatch.core.metrics.timeline import Timeline
 from ddpwatch.session.run_follower import RunFollower
-from ddpwatch.sources.runs import SHORT_ID_CHARS
+from ddpwatch.sources.find_run import SHORT_ID_CHARS
 from ddpwatch.view.run_view import current_view
 from ddpwatch.view.status import status_object, status_screen
 

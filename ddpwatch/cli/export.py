@@ -38,11 +38,11 @@ def command(*, path: Path, kind: str, output: Path | None, attempt: int | None, 
     counters for all-reduce and GPUs, alerts, and arrows from the last rank to those that waited for it. Ranks are
     aligned by step, on the clock of the lowest rank. What the script gave to agent.log is in all of them.
     """
+    from ddpwatch.outputs.atomic_files import STDOUT, atomic_output
     from ddpwatch.outputs.export.csv import write_csv
     from ddpwatch.outputs.export.json import write_json
     from ddpwatch.outputs.export.step_range import LAST_STEP, Exported, steps_of
     from ddpwatch.outputs.export.trace import write_trace
-    from ddpwatch.outputs.files import STDOUT, atomic_output
     from ddpwatch.recording.reader import Recording
 
     write = {"csv": write_csv, "json": write_json, "perfetto": write_trace}[kind]

@@ -9,6 +9,14 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from ddpwatch.cli._config import limit_options, limits_of
+from ddpwatch.cli._follow_run import (
+    deadline_ns,
+    interrupt_on_sigterm,
+    run_label,
+    say_missing_logs,
+    summary,
+    wait_for_run,
+)
 from ddpwatch.cli._options import (
     CommandWithLogs,
     check_retention,
@@ -18,7 +26,6 @@ from ddpwatch.cli._options import (
     retention_options,
     span,
 )
-from ddpwatch.cli._runs import deadline_ns, interrupt_on_sigterm, run_label, say_missing_logs, summary, wait_for_run
 from ddpwatch.cli._terminal import say
 from ddpwatch.cli.main import ENDED_BADLY, NOT_KEPT
 from ddpwatch.errors import RunDirRefused
@@ -128,7 +135,7 @@ def _record_restarts(
 
 def _wait_for_restart(ended: RunFile, until_ns: int) -> RunFile | None:
     """Wait for a new run of the same name; None = there was none in that time."""
-    from ddpwatch.sources.runs import live_runs
+    from ddpwatch.sources.find_run import live_runs
 
     while time.monotonic_ns() < until_ns:
         with contextlib.suppress(RunDirRefused):

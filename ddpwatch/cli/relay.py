@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ddpwatch.cli._follow_run import find_run, interrupt_on_sigterm, run_label
 from ddpwatch.cli._options import safe_file_name
-from ddpwatch.cli._runs import find_run, interrupt_on_sigterm, run_label
 from ddpwatch.cli._terminal import say
 from ddpwatch.cli.ticket import check_place
 

@@ -11,7 +11,7 @@ import click
 
 from ddpwatch.cli._recordings import baseline_of, baseline_option, progress_bar, say_attempt, say_damage, select_attempt
 from ddpwatch.errors import UsageError
-from ddpwatch.outputs.files import STDOUT, atomic_output
+from ddpwatch.outputs.atomic_files import STDOUT, atomic_output
 
 if TYPE_CHECKING:
     from ddpwatch.core.metrics.scaling import Profile

@@ -14,7 +14,7 @@ from ddpwatch.cli._terminal import show, terminal_size
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON list.")
 def command(*, as_json: bool) -> None:
     """List the runs on this host, newest first."""
-    from ddpwatch.sources.runs import HOW_TO_START, live_runs
+    from ddpwatch.sources.find_run import HOW_TO_START, live_runs
     from ddpwatch.view.run_picker import row_of, runs_object, runs_table
 
     now_s = time.time()

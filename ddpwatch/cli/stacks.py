@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
+from ddpwatch.cli._follow_run import find_run
 from ddpwatch.cli._options import seconds
-from ddpwatch.cli._runs import find_run
 from ddpwatch.cli._terminal import show, terminal_size
 from ddpwatch.errors import UsageError
 

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 import click
 
 from ddpwatch.cli._config import limit_options, limits_of
+from ddpwatch.cli._follow_run import find_run
 from ddpwatch.cli._options import seconds
 from ddpwatch.cli._recordings import baseline_of, baseline_option
-from ddpwatch.cli._runs import find_run
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import click
 
-from ddpwatch.cli._runs import find_run
+from ddpwatch.cli._follow_run import find_run
 from ddpwatch.cli._terminal import say
 from ddpwatch.errors import UsageError
 

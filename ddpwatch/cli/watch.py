@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ddpwatch.cli._config import limit_options, limits_of
+from ddpwatch.cli._follow_run import deadline_ns, interrupt_on_sigterm, say_missing_logs, summary, wait_for_run
 from ddpwatch.cli._options import (
     CommandWithLogs,
     check_retention,
@@ -17,7 +18,6 @@ from ddpwatch.cli._options import (
     retention_options,
     span,
 )
-from ddpwatch.cli._runs import deadline_ns, interrupt_on_sigterm, say_missing_logs, summary, wait_for_run
 from ddpwatch.cli._terminal import say, show
 from ddpwatch.cli.main import ENDED_BADLY, NOT_KEPT
 

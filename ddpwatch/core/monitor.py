@@ -9,7 +9,7 @@ from ddpwatch.core.alerts.hang_alerts import is_suspect
 from ddpwatch.core.alerts.staleness import with_staleness
 from ddpwatch.core.detectors.engine import RuleEngine
 from ddpwatch.core.limits import DEFAULTS, EvaluationLimits, Limits
-from ddpwatch.core.metrics.live_figures import measure
+from ddpwatch.core.metrics.live_metrics import measure
 from ddpwatch.core.state.run import MANY_RANKS
 
 MAX_SUSPECTS: Final = 8
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from ddpwatch.core.alerts.model import AlertBook
     from ddpwatch.core.alerts.recorded import RecordedAlerts
-    from ddpwatch.core.metrics.live_figures import Figures
+    from ddpwatch.core.metrics.live_metrics import Figures
     from ddpwatch.core.state.run import RunState
 
 

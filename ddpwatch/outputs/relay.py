@@ -19,11 +19,11 @@ from ddpwatch import encryption, wire
 from ddpwatch.errors import DdpwatchError, UsageError, WireError
 from ddpwatch.outputs.prometheus.server import join_address, listen, read_address
 from ddpwatch.rundir import RelayPoint
+from ddpwatch.sources.find_run import read_again
 from ddpwatch.sources.live import GRACE_NS, NOBLOCK, allow_open_files
 from ddpwatch.sources.processes import ProcessExits
 from ddpwatch.sources.relay_topics import read
 from ddpwatch.sources.relay_upstream import MAX_SEPARATE, Upstream
-from ddpwatch.sources.runs import read_again
 
 if TYPE_CHECKING:
     from collections.abc import Callable

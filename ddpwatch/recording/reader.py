@@ -17,7 +17,6 @@ from ddpwatch.core.state.rank import Place
 from ddpwatch.core.state.run import RunState
 from ddpwatch.core.state.step_codec import apply_table
 from ddpwatch.errors import WireError
-from ddpwatch.recording.database import lacks_wal
 from ddpwatch.recording.recovery import Block, Rows, fits, missing_frames
 from ddpwatch.recording.schema import (
     ALERTS,
@@ -34,6 +33,7 @@ from ddpwatch.recording.schema import (
     unpack,
     unpack_messages,
 )
+from ddpwatch.recording.sqlite_open import lacks_wal
 from ddpwatch.rundir import RunFile, runs_here
 from ddpwatch.wire import NO_MESSAGE, Hello, Snap, decode
 

@@ -16,8 +16,8 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from ddpwatch.recording.database import HEADER_BYTES, connect, copy_with_wal, create_tables
 from ddpwatch.recording.schema import LATEST_NS, MAX_BLOCK_BYTES, PAGE_BYTES, TABLES, DamagedFile, Unreadable
+from ddpwatch.recording.sqlite_open import HEADER_BYTES, connect, copy_with_wal, create_tables
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

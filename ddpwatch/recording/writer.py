@@ -19,7 +19,7 @@ from ddpwatch.core.alerts.recorded import write_alerts
 from ddpwatch.core.limits import DEFAULTS, changed
 from ddpwatch.core.state.state_checkpoint import checkpoint_messages
 from ddpwatch.recording.schema import ALERTS_TOPIC, NO_RANK, SHARD_RANKS, Columns, RecordedBy
-from ddpwatch.recording.storage import RecordingFile
+from ddpwatch.recording.sqlite_store import RecordingFile
 from ddpwatch.rundir import Endpoint
 from ddpwatch.version import VERSION
 from ddpwatch.wire import MAX_FRAME_BYTES

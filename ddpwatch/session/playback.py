@@ -18,7 +18,7 @@ from ddpwatch.recording.alerts import Opened, opened_alerts
 from ddpwatch.recording.replay import Pace, Reel, Replay, Span
 from ddpwatch.recording.steps import WholeRun
 from ddpwatch.recording.time_parser import NoMoment, parse_clock, parse_offset, span_text
-from ddpwatch.session.backfill import backfill_gpus, backfill_steps
+from ddpwatch.session.replay_backfill import backfill_gpus, backfill_steps
 from ddpwatch.session.run_follower import RunFollower
 
 if TYPE_CHECKING:

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Final
 import zmq
 
 from ddpwatch.sources.connections import NO_ANSWER, Connections, Handshakes, UnreachableError
+from ddpwatch.sources.find_run import read_again
 from ddpwatch.sources.frames import TICK_MS, Frame, Tick
 from ddpwatch.sources.processes import ProcessExits
 from ddpwatch.sources.relay_topics import of_block, of_rank
-from ddpwatch.sources.runs import read_again
 from ddpwatch.wire import (
     LIVE_TOPICS,
     MAX_TOPIC_BYTES,

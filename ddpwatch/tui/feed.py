@@ -12,7 +12,7 @@ from ddpwatch.core.metrics.timeline import Timeline
 from ddpwatch.core.units import plural
 from ddpwatch.errors import DdpwatchError
 from ddpwatch.session.run_follower import RunFollower
-from ddpwatch.sources.runs import live_runs
+from ddpwatch.sources.find_run import live_runs
 from ddpwatch.view.run_view import refreshed_view, run_view
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from ddpwatch.tui.widgets import Painted
 from ddpwatch.view.columns import Ordering
 from ddpwatch.view.gpus.columns import SORT_KEYS
 from ddpwatch.view.gpus.detail import gpu_curves, gpu_detail
-from ddpwatch.view.gpus.host_usage import device_table
+from ddpwatch.view.gpus.process_usage import device_table
 from ddpwatch.view.gpus.table import gpu_map, gpu_page, gpu_table, key_of, table_top
 from ddpwatch.view.layout import capped
 

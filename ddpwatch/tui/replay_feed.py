@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 from ddpwatch.core.metrics.scaling import scaling_of
 from ddpwatch.core.metrics.timeline import Timeline
 from ddpwatch.core.state.sanitize import NAME_CHARS, sanitize
-from ddpwatch.recording.damage import damage_of
+from ddpwatch.recording.damage_report import damage_of
 from ddpwatch.tui.feed import Feed
 from ddpwatch.view.replay_bar import Mark, Position
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ddpwatch.core.metrics.scaling import Profile
-    from ddpwatch.recording.damage import Damage
+    from ddpwatch.recording.damage_report import Damage
     from ddpwatch.session.playback import Playback
     from ddpwatch.view.run_view import RunView
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from ddpwatch.core import rule_names as rules
-from ddpwatch.core.metrics.live_figures import backward_ns_of, timings_of
+from ddpwatch.core.metrics.live_metrics import backward_ns_of, timings_of
 from ddpwatch.core.units import UNPROVEN, count, ms, percent, plural, ranks_text, size, wire_and_waiting
 from ddpwatch.view.alerts.format import MARKS
 from ddpwatch.view.cells import Cell, Level, fit, pad
@@ -24,7 +24,7 @@ from ddpwatch.view.scaling import scaling_doubt, scaling_sentence
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from ddpwatch.core.metrics.live_figures import Figures, Timing
+    from ddpwatch.core.metrics.live_metrics import Figures, Timing
     from ddpwatch.core.state.rank import RankState
     from ddpwatch.view.cells import Line
     from ddpwatch.view.charts.phase_bar import Piece

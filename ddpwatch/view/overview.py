@@ -12,16 +12,16 @@ from ddpwatch.view.alerts.format import MARKS
 from ddpwatch.view.allreduce import share_lately, share_mark
 from ddpwatch.view.cells import Cell, Level, fit, line_columns
 from ddpwatch.view.charts.sparkline import spark
+from ddpwatch.view.gpus.busy_and_waiting import WORTH_SAYING_PERCENT, is_throttled, throttle_reasons
 from ddpwatch.view.gpus.columns import memory_text
-from ddpwatch.view.gpus.usage import WORTH_SAYING_PERCENT, is_throttled, throttle_reasons
 from ddpwatch.view.scaling import scaling_mark
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ddpwatch.core.metrics.live_figures import Figures
+    from ddpwatch.core.metrics.live_metrics import Figures
     from ddpwatch.view.cells import Line
-    from ddpwatch.view.gpus.usage import GpuTotals
+    from ddpwatch.view.gpus.busy_and_waiting import GpuTotals
     from ddpwatch.view.run_view import RunView
 
 P99: Final = 99

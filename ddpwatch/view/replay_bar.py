@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ddpwatch.core.units import moment_of
-from ddpwatch.recording.damage import damage_mark
+from ddpwatch.recording.damage_report import damage_mark
 from ddpwatch.view.alerts.format import MARKS
 from ddpwatch.view.cells import Cell, Level, fit, line_columns
 from ddpwatch.view.header import clock
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from datetime import tzinfo
 
     from ddpwatch.core.alerts.model import Severity
-    from ddpwatch.recording.damage import Damage
+    from ddpwatch.recording.damage_report import Damage
     from ddpwatch.view.cells import Line
 
 MIN_COLUMNS: Final = 10

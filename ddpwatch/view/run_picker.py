@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ddpwatch.core.state.sanitize import NAME_CHARS, sanitize
 from ddpwatch.core.units import duration, plural
-from ddpwatch.sources.runs import alive_ranks
+from ddpwatch.sources.find_run import alive_ranks
 from ddpwatch.view.cells import Cell, Level, columns_of, fit, line_columns, pad
 from ddpwatch.view.layout import capped, paragraph, wrap
 

@@ -20,7 +20,7 @@ from ddpwatch.core.metrics.scaling import scaling_of
 from ddpwatch.core.metrics.timeline import Timeline
 from ddpwatch.core.units import count, plural, ranks_text
 from ddpwatch.view.cells import Cell, Level, columns_of
-from ddpwatch.view.gpus.usage import gpu_rows, gpu_totals
+from ddpwatch.view.gpus.busy_and_waiting import gpu_rows, gpu_totals
 from ddpwatch.view.ranks.columns import Row, attention, rows_of
 
 if TYPE_CHECKING:
@@ -30,12 +30,12 @@ if TYPE_CHECKING:
     from ddpwatch.core.limits import Limits
     from ddpwatch.core.logs.log_state import LogSnapshot
     from ddpwatch.core.metrics.aggregate import RunAggregate
-    from ddpwatch.core.metrics.live_figures import Figures
+    from ddpwatch.core.metrics.live_metrics import Figures
     from ddpwatch.core.metrics.scaling import Profile, Scaling
     from ddpwatch.core.monitor import Monitor
     from ddpwatch.core.state.run import RunCondition, RunState
-    from ddpwatch.recording.damage import Damage
-    from ddpwatch.view.gpus.usage import GpuTotals
+    from ddpwatch.recording.damage_report import Damage
+    from ddpwatch.view.gpus.busy_and_waiting import GpuTotals
 
 NO_LOGS: Final = LogState().snapshot()
 HINDSIGHT_STEPS: Final = 5

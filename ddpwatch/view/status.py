@@ -27,7 +27,7 @@ from ddpwatch.wire import PHASES
 
 if TYPE_CHECKING:
     from ddpwatch.core.alerts.model import Finding
-    from ddpwatch.core.metrics.live_figures import Figures, RankFigures
+    from ddpwatch.core.metrics.live_metrics import Figures, RankFigures
     from ddpwatch.core.metrics.scaling import Scaling
     from ddpwatch.core.state.run import RunCondition, RunState
     from ddpwatch.view.cells import Line

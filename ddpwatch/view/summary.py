@@ -12,7 +12,7 @@ from ddpwatch.core.limits import ScalingLimits, StragglerLimits, VerdictLimits
 from ddpwatch.core.metrics.scaling import waited_for
 from ddpwatch.core.state.sanitize import NAME_CHARS, NOTE_CHARS, sanitize
 from ddpwatch.core.units import UNPROVEN, count, duration, ms, percent, plural, wire_and_waiting
-from ddpwatch.recording.damage import damage_sentence
+from ddpwatch.recording.damage_report import damage_sentence
 from ddpwatch.view.alerts.format import MARKS
 from ddpwatch.view.alerts.page import all_alerts
 from ddpwatch.view.allreduce import share_mark
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ddpwatch.core.alerts.model import Alert
     from ddpwatch.core.diagnosis.outcome import Outcome
     from ddpwatch.core.metrics.aggregate import Aggregate
-    from ddpwatch.core.metrics.live_figures import Figures
+    from ddpwatch.core.metrics.live_metrics import Figures
     from ddpwatch.view.cells import Line
     from ddpwatch.view.run_view import RunView
 

@@ -19,6 +19,39 @@ the sender's host and is never compared between hosts.
 from __future__ import annotations
 
 from ddpwatch.wire.codec import claimed_rank, decode, encode
+from ddpwatch.wire.field_types import (
+    MAX_COLLECTIVES,
+    MAX_ENVIRONMENT,
+    MAX_FRAME_BYTES,
+    MAX_FRAMES,
+    MAX_LOG_CHARS,
+    MAX_LOG_LINES,
+    MAX_SNAP_STEPS,
+    MAX_THREADS,
+    MAX_TOPIC_BYTES,
+    NO_MESSAGE,
+    WIRE_VERSION,
+    Count,
+    Name,
+    Rank,
+    Text,
+    fit,
+    ranges,
+)
+from ddpwatch.wire.message_parts import (
+    EVALUATED,
+    PAUSED,
+    PHASES,
+    SKIPPED,
+    Bucket,
+    Collective,
+    Comm,
+    Group,
+    LogLine,
+    StackFrame,
+    Step,
+    ThreadStack,
+)
 from ddpwatch.wire.messages import (
     FAILING,
     LIVE_TOPICS,
@@ -64,39 +97,6 @@ from ddpwatch.wire.step_table import (
     pack_steps,
     step_of,
     unpack_steps,
-)
-from ddpwatch.wire.structs import (
-    EVALUATED,
-    PAUSED,
-    PHASES,
-    SKIPPED,
-    Bucket,
-    Collective,
-    Comm,
-    Group,
-    LogLine,
-    StackFrame,
-    Step,
-    ThreadStack,
-)
-from ddpwatch.wire.types import (
-    MAX_COLLECTIVES,
-    MAX_ENVIRONMENT,
-    MAX_FRAME_BYTES,
-    MAX_FRAMES,
-    MAX_LOG_CHARS,
-    MAX_LOG_LINES,
-    MAX_SNAP_STEPS,
-    MAX_THREADS,
-    MAX_TOPIC_BYTES,
-    NO_MESSAGE,
-    WIRE_VERSION,
-    Count,
-    Name,
-    Rank,
-    Text,
-    fit,
-    ranges,
 )
 
 __all__ = [

@@ -6,9 +6,7 @@ from typing import Annotated, Any, Final, TypeAlias
 
 from msgspec import Meta, Struct
 
-from ddpwatch.wire.step_table import MAX_COLUMNS, MIN_COLUMNS, UNSTATED_COLUMNS
-from ddpwatch.wire.structs import PHASES, Bucket, Collective, Comm, Group, LogLine, Step, ThreadStack
-from ddpwatch.wire.types import (
+from ddpwatch.wire.field_types import (
     MAX_COLLECTIVES,
     MAX_ENVIRONMENT,
     MAX_FRAME_BYTES,
@@ -21,6 +19,8 @@ from ddpwatch.wire.types import (
     Rank,
     Text,
 )
+from ddpwatch.wire.message_parts import PHASES, Bucket, Collective, Comm, Group, LogLine, Step, ThreadStack
+from ddpwatch.wire.step_table import MAX_COLUMNS, MIN_COLUMNS, UNSTATED_COLUMNS
 
 MAX_GPUS: Final = 16
 """GPUs of one rank."""

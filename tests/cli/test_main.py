@@ -44,7 +44,7 @@ def test_the_help_of_a_command_imports_nothing_heavy(command):
 
 def test_the_core_needs_no_sockets_no_screen_and_no_torch():
     modules = loaded_modules(
-        "import ddpwatch.core.metrics.live_figures, ddpwatch.core.monitor, ddpwatch.core.state.run"
+        "import ddpwatch.core.metrics.live_metrics, ddpwatch.core.monitor, ddpwatch.core.state.run"
     )
 
     assert "numpy" in modules
@@ -152,7 +152,7 @@ def test_an_unexpected_error_is_one_line(monkeypatch, capsys):
     def fail():
         raise RuntimeError("the\nsky fell")
 
-    monkeypatch.setattr("ddpwatch.sources.runs.live_runs", fail)
+    monkeypatch.setattr("ddpwatch.sources.find_run.live_runs", fail)
     monkeypatch.delenv("DDPWATCH_DEBUG", raising=False)
 
     assert main.run(["runs"]) == 1

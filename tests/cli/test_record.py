@@ -17,7 +17,7 @@ import pytest
 from ddpwatch.recording.alerts import reported
 from ddpwatch.recording.reader import Recording
 from ddpwatch.recording.schema import NoRecording, Unreadable
-from ddpwatch.recording.storage import RecordingFile
+from ddpwatch.recording.sqlite_store import RecordingFile
 from ddpwatch.recording.writer import Recorder
 from ddpwatch.wire import Bye, decode
 from tests.builders.fake_rank import FakeRun

@@ -10,7 +10,7 @@ import json
 import pytest
 
 from ddpwatch import wire
-from ddpwatch.core.metrics.live_figures import measure
+from ddpwatch.core.metrics.live_metrics import measure
 from ddpwatch.wire import decode
 from tests.recordings.make import (
     HANGS,

@@ -10,7 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import ddpwatch.agent
 from ddpwatch import wire
-from ddpwatch.agent.process_limits import Wake
+from ddpwatch.agent.resource_limits import Wake
 from tests.builders.training import loader, make, train_step, wait_for
 from tests.builders.watched_training import Training, join_group
 from tests.faults.viewer import Viewer, contiguous, find_run

@@ -14,7 +14,7 @@ import psutil
 import zmq
 
 from ddpwatch import encryption
-from ddpwatch.agent.subscriptions import CHECK_INTERVAL_S, READ_AHEAD
+from ddpwatch.agent.request_limits import CHECK_INTERVAL_S, READ_AHEAD
 from tests.builders.training import wait_for
 from tests.builders.watched_training import Training
 from tests.faults.viewer import Viewer, find_run, hasty

@@ -14,7 +14,7 @@ import torch
 
 from benchmarks import garbage
 from benchmarks.fuzz import hello_for
-from ddpwatch.agent import subscriptions
+from ddpwatch.agent import request_limits as subscriptions
 from tests.builders.training import Net, train_step
 from tests.builders.watched_training import Training
 from tests.faults.viewer import Viewer, find_run

@@ -63,7 +63,7 @@ def looks_once(place, reported):
 def follows(place, reported, faults):
     """Watches on a host and writes down every change of an alert, and in between what is known of the ranks."""
     from ddpwatch.session.run_follower import RunFollower
-    from ddpwatch.sources.runs import find
+    from ddpwatch.sources.find_run import find
     from ddpwatch.view.alerts.format import event_object
 
     cluster.move_to(place)

@@ -13,7 +13,7 @@ import torch.multiprocessing as multiprocessing
 from ddpwatch import rundir
 from ddpwatch.cli.main import run as command
 from ddpwatch.core.limits import DEFAULTS
-from ddpwatch.sources.runs import find
+from ddpwatch.sources.find_run import find
 from ddpwatch.tui.feed import Feed
 from tests.builders.training import wait_for
 from tests.builders.watched_training import Training

@@ -18,11 +18,11 @@ import pytest
 from ddpwatch import wire
 from ddpwatch.core.units import count, ms
 from ddpwatch.errors import UsageError
+from ddpwatch.outputs.atomic_files import atomic_output
 from ddpwatch.outputs.export.csv import COLUMNS, safe, write_csv
 from ddpwatch.outputs.export.json import write_json
 from ddpwatch.outputs.export.step_range import LAST_STEP, Exported, steps_of
 from ddpwatch.outputs.export.trace import write_trace
-from ddpwatch.outputs.files import atomic_output
 from ddpwatch.outputs.report.data import gather
 from ddpwatch.outputs.report.sections import key_figures
 from ddpwatch.recording.reader import Recording

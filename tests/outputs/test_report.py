@@ -15,10 +15,10 @@ from plotly import graph_objects
 
 from ddpwatch import wire
 from ddpwatch.core.alerts.model import Severity
-from ddpwatch.core.metrics.live_figures import timings_of
+from ddpwatch.core.metrics.live_metrics import timings_of
 from ddpwatch.outputs.report import charts
 from ddpwatch.outputs.report.data import Scaling
-from ddpwatch.outputs.report.html import data_block, h, raw
+from ddpwatch.outputs.report.html_elements import data_block, h, raw
 from ddpwatch.outputs.report.page import page
 from ddpwatch.simulator.scenario import Fault, Scenario
 from ddpwatch.view.charts.phase_bar import rank_bars

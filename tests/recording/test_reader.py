@@ -15,9 +15,9 @@ import zstandard
 
 from ddpwatch.recording import writer as recorder_module
 from ddpwatch.recording.alerts import reported
-from ddpwatch.recording.database import lacks_wal
 from ddpwatch.recording.reader import Recording
 from ddpwatch.recording.schema import APPLICATION_ID, PAGE_BYTES, SCHEMA, TABLES, NoRecording, Unreadable
+from ddpwatch.recording.sqlite_open import lacks_wal
 from ddpwatch.recording.steps import StepReader
 from ddpwatch.recording.writer import Recorder
 from tests.builders.kept_runs import copied, follow, kept, real_frames

@@ -16,13 +16,13 @@ import pytest
 from ddpwatch import wire
 from ddpwatch.core.alerts.model import Alert, Finding, Moment, Severity
 from ddpwatch.core.alerts.recorded import RecordedAlerts, read_alerts, read_event
-from ddpwatch.core.metrics.live_figures import measure
+from ddpwatch.core.metrics.live_metrics import measure
 from ddpwatch.core.monitor import Monitor
 from ddpwatch.core.state.run import MAX_EXPECTED, RunState
 from ddpwatch.core.state.state_checkpoint import CHECKPOINT_STEPS, checkpoint_messages
 from ddpwatch.core.state.step_store import COLUMNS
 from ddpwatch.errors import UsageError
-from ddpwatch.recording import storage as retention
+from ddpwatch.recording import sqlite_store as retention
 from ddpwatch.recording import writer as recorder_module
 from ddpwatch.recording.alerts import recalled, reported
 from ddpwatch.recording.reader import Recording

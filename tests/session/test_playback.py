@@ -20,10 +20,10 @@ from ddpwatch.core.state.run import RunState
 from ddpwatch.recording.alerts import Opened
 from ddpwatch.recording.reader import Recording
 from ddpwatch.recording.schema import ALERTS_TOPIC
-from ddpwatch.recording.storage import Retention
+from ddpwatch.recording.sqlite_store import Retention
 from ddpwatch.recording.time_parser import NoMoment
-from ddpwatch.session.backfill import backfill_gpus
 from ddpwatch.session.playback import Playback
+from ddpwatch.session.replay_backfill import backfill_gpus
 from ddpwatch.session.run_follower import RunFollower
 from ddpwatch.simulator.scenario import Scenario
 from ddpwatch.simulator.source import SimulatedSource

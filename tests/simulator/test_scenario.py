@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from ddpwatch import wire
-from ddpwatch.core.metrics.live_figures import measure
+from ddpwatch.core.metrics.live_metrics import measure
 from ddpwatch.core.state.run import RunState
 from ddpwatch.simulator.scenario import Fault, Scenario
 from tests.builders.scenario_frames import frames, host_of

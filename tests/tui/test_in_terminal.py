@@ -16,7 +16,7 @@ import pytest
 
 import ddpwatch.agent
 from ddpwatch.session.run_follower import RunFollower
-from ddpwatch.sources.runs import live_runs
+from ddpwatch.sources.find_run import live_runs
 from tests.builders.fake_rank import FakeRun
 from tests.builders.terminal import Terminal
 from tests.builders.training import loader, make, train_step, wait_for

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddpwatch.core.metrics.live_figures import RankFigures
+from ddpwatch.core.metrics.live_metrics import RankFigures
 from ddpwatch.core.units import count, duration, ms, plural, size
 from ddpwatch.view.cells import Cell, clip, columns_of, fit, line_columns, pad, plain
 from ddpwatch.view.charts.phase_bar import PIECES, legend, phase_bar

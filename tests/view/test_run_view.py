@@ -8,10 +8,10 @@ from ddpwatch import wire
 from ddpwatch.core.alerts.model import Finding, Moment, Severity
 from ddpwatch.core.metrics.timeline import Timeline
 from ddpwatch.view.columns import Ordering
+from ddpwatch.view.gpus.busy_and_waiting import gpu_rows
 from ddpwatch.view.gpus.detail import gpu_curves
-from ddpwatch.view.gpus.host_usage import device_table
+from ddpwatch.view.gpus.process_usage import device_table
 from ddpwatch.view.gpus.table import gpu_page, gpu_table
-from ddpwatch.view.gpus.usage import gpu_rows
 from ddpwatch.view.overview import device_card
 from ddpwatch.view.ranks.detail import rank_page
 from ddpwatch.view.run_view import alerts_at, refreshed_view, run_view

@@ -12,16 +12,16 @@ from bisect import insort
 from collections import Counter
 from typing import TYPE_CHECKING, Final
 
-from ddpwatch.core.logs.attribution import attribute_lines
 from ddpwatch.core.logs.diagnose_failures import by_failure
-from ddpwatch.core.logs.diagnose_missing import by_progress, ranks_without_lines
+from ddpwatch.core.logs.diagnose_missing_ranks import by_progress, ranks_without_lines
+from ddpwatch.core.logs.rank_attribution import attribute_lines
 from ddpwatch.core.logs.verdict import Verdict, evidence_of
 from ddpwatch.core.state.sanitize import sanitize
 from ddpwatch.core.units import ranks_text
 
 if TYPE_CHECKING:
-    from ddpwatch.core.logs.attribution import AttributedLines, Entry
     from ddpwatch.core.logs.pattern import Mark
+    from ddpwatch.core.logs.rank_attribution import AttributedLines, Entry
 
 ENDS: Final = 8
 """Lines kept from either end of a file, for each kind and rank."""

@@ -11,7 +11,7 @@ from ddpwatch.core.units import ranks_text, size
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ddpwatch.core.logs.attribution import AttributedLines, Entry
+    from ddpwatch.core.logs.rank_attribution import AttributedLines, Entry
 
 CAUSES: Final = (
     "gpu-fault", "cuda-oom", "host-oom", "cuda-error", "ddp-error", "exception", "crash", "killed", "signal", "exit",

@@ -9,7 +9,7 @@ import msgspec
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ddpwatch.core.logs.attribution import Entry
+    from ddpwatch.core.logs.rank_attribution import Entry
 
 MAX_EVIDENCE: Final = 12
 

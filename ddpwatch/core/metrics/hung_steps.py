@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from ddpwatch.core.metrics.live_figures import Figures
+    from ddpwatch.core.metrics.live_metrics import Figures
     from ddpwatch.core.metrics.window import Window
     from ddpwatch.core.state.rank import RankState
     from ddpwatch.core.state.run import RunState

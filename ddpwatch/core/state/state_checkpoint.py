@@ -1,6 +1,6 @@
 """Checkpoint of a state: messages, as ranks would send them, that bring an empty state to the same point.
 
-Holds only the last steps, to stay small; `session.backfill` reads older ones from the recording.
+Holds only the last steps, to stay small; `session.replay_backfill` reads older ones from the recording.
 """
 
 from __future__ import annotations

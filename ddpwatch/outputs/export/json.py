@@ -17,7 +17,7 @@ from ddpwatch.core.metrics.window import SYNC
 from ddpwatch.core.state.sanitize import NAME_CHARS, sanitize
 from ddpwatch.core.units import finite
 from ddpwatch.recording.alerts import alerts_at_worst
-from ddpwatch.recording.damage import damage_of
+from ddpwatch.recording.damage_report import damage_of
 from ddpwatch.version import VERSION
 from ddpwatch.view.alerts.format import alert_object, iso
 from ddpwatch.view.job_manifest import manifest_object
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from ddpwatch.core.state.run import RunState
     from ddpwatch.outputs.export.logged_values import Series
     from ddpwatch.outputs.export.step_range import Exported
-    from ddpwatch.recording.damage import Damage
+    from ddpwatch.recording.damage_report import Damage
     from ddpwatch.recording.schema import RecordedBy
 
 SCHEMA: Final = 1

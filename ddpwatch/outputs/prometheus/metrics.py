@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from ddpwatch.core.alerts.model import Alert
-    from ddpwatch.core.metrics.live_figures import Figures, RankFigures
+    from ddpwatch.core.metrics.live_metrics import Figures, RankFigures
     from ddpwatch.core.monitor import Monitor
     from ddpwatch.core.state.rank import RankState
     from ddpwatch.core.state.run import RunState

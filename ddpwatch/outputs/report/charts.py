@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from ddpwatch.core.alerts.model import Alert
     from ddpwatch.core.metrics.aggregate import RunAggregate
-    from ddpwatch.core.metrics.live_figures import Timing
+    from ddpwatch.core.metrics.live_metrics import Timing
     from ddpwatch.core.metrics.utilization import Utilization
     from ddpwatch.outputs.report.data import Scaling
     from ddpwatch.view.charts.phase_bar import RankBar

@@ -12,9 +12,9 @@ from ddpwatch.core.metrics.aggregate import RunAggregate
 from ddpwatch.core.metrics.utilization import COLUMNS, Utilization
 from ddpwatch.core.state.sanitize import NAME_CHARS, sanitize
 from ddpwatch.recording.alerts import alerts_at_worst, earlier_alerts
-from ddpwatch.recording.damage import damage_of
-from ddpwatch.recording.database import lacks_wal
+from ddpwatch.recording.damage_report import damage_of
 from ddpwatch.recording.schema import RecordedBy
+from ddpwatch.recording.sqlite_open import lacks_wal
 from ddpwatch.recording.steps import StepReader
 from ddpwatch.view.verdict import before_it
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ddpwatch.core.alerts.model import Alert
     from ddpwatch.core.diagnosis.outcome import Outcome
     from ddpwatch.core.state.run import RunState
-    from ddpwatch.recording.damage import Damage
+    from ddpwatch.recording.damage_report import Damage
     from ddpwatch.recording.reader import Attempt, Recording
 
 UTILIZATION_SAMPLES: Final = 4 * COLUMNS

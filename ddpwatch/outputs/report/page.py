@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 from ddpwatch.core.units import plural
 from ddpwatch.errors import DdpwatchError
 from ddpwatch.outputs.report import sections
-from ddpwatch.outputs.report.html import Html, concat, data_block, h, raw
+from ddpwatch.outputs.report.html_elements import Html, concat, data_block, h, raw
 from ddpwatch.version import VERSION
 from ddpwatch.view.verdict import verdict
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from ddpwatch.core.limits import DEFAULTS
 from ddpwatch.core.metrics.aggregate import P99
-from ddpwatch.core.metrics.live_figures import backward_ns_of, timings_of
+from ddpwatch.core.metrics.live_metrics import backward_ns_of, timings_of
 from ddpwatch.core.units import (
     UNPROVEN,
     count,
@@ -23,8 +23,8 @@ from ddpwatch.core.units import (
     wire_and_waiting,
 )
 from ddpwatch.outputs.report import charts
-from ddpwatch.outputs.report.html import Html, Section, facts, figure, h, section, table
-from ddpwatch.recording.damage import damage_sentence
+from ddpwatch.outputs.report.html_elements import Html, Section, facts, figure, h, section, table
+from ddpwatch.recording.damage_report import damage_sentence
 from ddpwatch.version import VERSION
 from ddpwatch.view.alerts.format import MARKS
 from ddpwatch.view.alerts.page import alert_facts, evidence_facts

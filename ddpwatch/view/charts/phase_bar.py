@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ddpwatch.core.metrics.aggregate import RunAggregate
-    from ddpwatch.core.metrics.live_figures import RankFigures
+    from ddpwatch.core.metrics.live_metrics import RankFigures
     from ddpwatch.view.cells import Line
 
 

@@ -14,7 +14,7 @@ from ddpwatch.view.alerts.format import MARKS
 from ddpwatch.view.cells import Cell, Level, fit, line_columns, pad
 from ddpwatch.view.charts.sparkline import spark
 from ddpwatch.view.columns import Column, lay_out, sort_keys
-from ddpwatch.view.gpus.usage import (
+from ddpwatch.view.gpus.busy_and_waiting import (
     GpuRow,
     is_current,
     is_throttled,

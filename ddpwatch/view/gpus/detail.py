@@ -11,15 +11,15 @@ from ddpwatch.core.state.gpu import reasons_text
 from ddpwatch.core.units import UNPROVEN, count, duration, percent, size
 from ddpwatch.view.cells import Cell, Level, fit, pad
 from ddpwatch.view.charts.sparkline import sparks
+from ddpwatch.view.gpus.busy_and_waiting import WORTH_SAYING_PERCENT, is_waiting, throttle_reasons, waiting_percent
 from ddpwatch.view.gpus.columns import memory_parts, memory_text
-from ddpwatch.view.gpus.usage import WORTH_SAYING_PERCENT, is_waiting, throttle_reasons, waiting_percent
 from ddpwatch.view.layout import FACT_COLUMNS, beside, facts, heading, paragraph
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ddpwatch.view.cells import Line
-    from ddpwatch.view.gpus.usage import GpuRow
+    from ddpwatch.view.gpus.busy_and_waiting import GpuRow
     from ddpwatch.view.ranks.columns import Row
     from ddpwatch.wire import Gpu
 

@@ -9,6 +9,17 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 from ddpwatch.core.units import UNPROVEN, plural
 from ddpwatch.view.cells import Cell, Level, clip, columns_of, fit
 from ddpwatch.view.charts.sparkline import EIGHTHS
+from ddpwatch.view.gpus.busy_and_waiting import (
+    WORTH_SAYING_PERCENT,
+    GpuRow,
+    by_host,
+    gpu_rows,
+    gpu_totals,
+    is_current,
+    is_throttled,
+    is_waiting,
+    waiting_percent,
+)
 from ddpwatch.view.gpus.columns import (
     BUSY,
     FREE,
@@ -21,17 +32,6 @@ from ddpwatch.view.gpus.columns import (
     gpu_layout,
     gpu_line,
 )
-from ddpwatch.view.gpus.usage import (
-    WORTH_SAYING_PERCENT,
-    GpuRow,
-    by_host,
-    gpu_rows,
-    gpu_totals,
-    is_current,
-    is_throttled,
-    is_waiting,
-    waiting_percent,
-)
 from ddpwatch.view.layout import capped
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
     from ddpwatch.view.cells import Line
     from ddpwatch.view.columns import Ordering
-    from ddpwatch.view.gpus.usage import GpuTotals
+    from ddpwatch.view.gpus.busy_and_waiting import GpuTotals
     from ddpwatch.view.run_view import RunView
 
 GUTTER_COLUMNS: Final = 2

@@ -13,14 +13,21 @@ from ddpwatch.core.units import UNPROVEN, ms, percent, size
 from ddpwatch.view.alerts.format import MARKS
 from ddpwatch.view.cells import Cell, Level
 from ddpwatch.view.columns import ALWAYS, Column, sort_keys
-from ddpwatch.view.gpus.usage import WORTH_SAYING_PERCENT, cpu_percent, rank_memory, rank_util, rank_waiting, stale_s
+from ddpwatch.view.gpus.busy_and_waiting import (
+    WORTH_SAYING_PERCENT,
+    cpu_percent,
+    rank_memory,
+    rank_util,
+    rank_waiting,
+    stale_s,
+)
 from ddpwatch.wire import PHASES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from ddpwatch.core.alerts.model import Finding
-    from ddpwatch.core.metrics.live_figures import Figures, RankFigures
+    from ddpwatch.core.metrics.live_metrics import Figures, RankFigures
     from ddpwatch.core.state.rank import RankState
     from ddpwatch.core.state.run import Condition, RunState
     from ddpwatch.wire import Beat

@@ -22,7 +22,7 @@ from ddpwatch.view.charts.sparkline import EIGHTHS
 from ddpwatch.view.columns import Column, lay_out
 from ddpwatch.view.layout import beside, capped, heading, paragraph
 from ddpwatch.view.ranks.columns import badge
-from ddpwatch.view.ranks.facts import rank_facts
+from ddpwatch.view.ranks.detail_facts import rank_facts
 from ddpwatch.view.run_view import no_figures_reason
 from ddpwatch.wire import PHASES
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ddpwatch.core.alerts.model import Alert, Finding
-    from ddpwatch.core.metrics.live_figures import RankFigures
+    from ddpwatch.core.metrics.live_metrics import RankFigures
     from ddpwatch.core.state.rank import RankState
     from ddpwatch.view.cells import Line
     from ddpwatch.view.ranks.columns import Row

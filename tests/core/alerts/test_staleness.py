@@ -14,7 +14,7 @@ import pytest
 from ddpwatch.core.alerts.model import Alert, Finding, Moment, Severity
 from ddpwatch.core.alerts.staleness import with_staleness
 from ddpwatch.core.limits import DEFAULTS, AlertLimits, WindowLimits
-from ddpwatch.core.metrics.live_figures import measure
+from ddpwatch.core.metrics.live_metrics import measure
 from ddpwatch.core.metrics.timeline import Timeline
 from ddpwatch.core.monitor import Monitor
 from ddpwatch.core.state.run import RunState

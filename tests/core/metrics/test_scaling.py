@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddpwatch.core.metrics.aggregate import Aggregate, StepSample
-from ddpwatch.core.metrics.live_figures import figures_of
+from ddpwatch.core.metrics.live_metrics import figures_of
 from ddpwatch.core.metrics.scaling import Profile, scaling, scaling_of
 from ddpwatch.simulator.scenario import Fault, Scenario
 from ddpwatch.view.scaling import scaling_object, scaling_sentence, waterfall, whole_percents

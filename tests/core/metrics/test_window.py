@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from ddpwatch import wire
 from ddpwatch.core.limits import WindowLimits
-from ddpwatch.core.metrics.live_figures import measure
+from ddpwatch.core.metrics.live_metrics import measure
 from ddpwatch.core.metrics.window import (
     BY_STEP,
     WINDOW_STEPS,

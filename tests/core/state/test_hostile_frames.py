@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ddpwatch import wire
-from ddpwatch.core.metrics.live_figures import measure
+from ddpwatch.core.metrics.live_metrics import measure
 from ddpwatch.core.monitor import Monitor
 from ddpwatch.core.state.rank import MAX_CHECKSUMS, MAX_LOADERS, MAX_NOTES
 from ddpwatch.core.state.run import RunState

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from ddpwatch import wire
 from ddpwatch.view.cells import Level, line_columns, plain
 from ddpwatch.view.columns import Ordering
+from ddpwatch.view.gpus.busy_and_waiting import gpu_rows, waiting_percent
 from ddpwatch.view.gpus.columns import memory_bar, memory_text
 from ddpwatch.view.gpus.detail import NAMES, gpu_curves, gpu_detail
 from ddpwatch.view.gpus.table import gpu_map, gpu_page, gpu_table, key_of
-from ddpwatch.view.gpus.usage import gpu_rows, waiting_percent
 from ddpwatch.view.ranks.detail import rank_page
 from ddpwatch.view.ranks.table import rank_table
 from tests.builders.fake_rank import make_beat, make_gpu, make_gpus

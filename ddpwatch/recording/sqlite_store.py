@@ -19,8 +19,8 @@ from ddpwatch import rundir
 from ddpwatch.core.alerts.model import AlertEvent, Moment
 from ddpwatch.core.alerts.recorded import read_event
 from ddpwatch.errors import UsageError
-from ddpwatch.recording.database import check_file, connect, create_tables
 from ddpwatch.recording.schema import ALERTS, LATEST_NS, Unreadable, describe, pack, pack_messages
+from ddpwatch.recording.sqlite_open import check_file, connect, create_tables
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

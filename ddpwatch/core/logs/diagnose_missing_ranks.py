@@ -9,15 +9,15 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from ddpwatch.core.logs.attribution import is_symptom
 from ddpwatch.core.logs.prefixes import DEFAULT_GROUP
+from ddpwatch.core.logs.rank_attribution import is_symptom
 from ddpwatch.core.logs.verdict import Verdict, evidence_of
 from ddpwatch.core.units import plural, ranks_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from ddpwatch.core.logs.attribution import AttributedLines, Entry
+    from ddpwatch.core.logs.rank_attribution import AttributedLines, Entry
     from ddpwatch.core.logs.verdict import Evidence
 
 _PROGRESS_KINDS: Final = ("nccl-progress", "dump-signal", "nccl-ras")

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from ddpwatch.agent.process_limits import usable_cores
+from ddpwatch.agent.resource_limits import usable_cores
 
 QUOTA, PERIOD = "cpu/x/cpu.cfs_quota_us", "cpu/x/cpu.cfs_period_us"
 ALL = len(os.sched_getaffinity(0))

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from ddpwatch.core.units import UNPROVEN, duration, percent, plural, size
 from ddpwatch.view.cells import Cell, Level, clip, fit, line_columns, pad, plain
 from ddpwatch.view.columns import Column, lay_out
+from ddpwatch.view.gpus.busy_and_waiting import by_host, cpu_percent
 from ddpwatch.view.gpus.table import visible
-from ddpwatch.view.gpus.usage import by_host, cpu_percent
 from ddpwatch.view.layout import bar, capped, paragraph
 
 if TYPE_CHECKING:

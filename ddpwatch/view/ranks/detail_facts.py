@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Final
 from ddpwatch.core.diagnosis.exits import why_no_heartbeat
 from ddpwatch.core.units import UNPROVEN, count, duration, percent, plural, size
 from ddpwatch.view.cells import Cell, Level
+from ddpwatch.view.gpus.busy_and_waiting import cpu_percent, stale_s
 from ddpwatch.view.gpus.detail import absences, gpu_facts
-from ddpwatch.view.gpus.host_usage import cpu_share, memory_change
-from ddpwatch.view.gpus.usage import cpu_percent, stale_s
+from ddpwatch.view.gpus.process_usage import cpu_share, memory_change
 from ddpwatch.view.layout import facts, heading, paragraph
 from ddpwatch.wire import PHASES
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from ddpwatch.recording.damage import Damage, damage_mark, damage_sentence
+from ddpwatch.recording.damage_report import Damage, damage_mark, damage_sentence
 from ddpwatch.view.alerts.page import alert_list
 from ddpwatch.view.summary import summary_lines
 from tests.view.pages import make_monitor, make_run_view, page

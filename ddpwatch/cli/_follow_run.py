@@ -22,7 +22,7 @@ RECHECK_S: Final = 0.1
 
 def find_run(selector: str | None) -> RunFile:
     """Find the run as `sources.runs.find` does, and warn if its ticket is readable by others."""
-    from ddpwatch.sources.runs import find, is_readable_by_others
+    from ddpwatch.sources.find_run import find, is_readable_by_others
 
     run = find(selector)
     if selector is not None and run.viewer_secret_key and is_readable_by_others(selector):
@@ -42,7 +42,7 @@ def deadline_ns(for_s: float | None) -> int | None:
 
 def wait_for_run(selector: str | None, until_ns: int | None) -> RunFile:
     """Wait for the run to appear, at most until `until_ns`. A path must exist at once."""
-    from ddpwatch.sources.runs import is_path
+    from ddpwatch.sources.find_run import is_path
 
     reported = False
     while True:
@@ -82,7 +82,7 @@ def summary(run: RunFile, ending: Ending | None, alerts: AlertCounts, more: Iter
 
 def run_label(run: RunFile) -> str:
     """A run's short id and name."""
-    from ddpwatch.sources.runs import SHORT_ID_CHARS
+    from ddpwatch.sources.find_run import SHORT_ID_CHARS
 
     return f"run {run.id[:SHORT_ID_CHARS]} ({run.name})"
 

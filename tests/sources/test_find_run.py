@@ -10,7 +10,7 @@ import pytest
 
 from ddpwatch import rundir
 from ddpwatch.errors import NoSuchRun, RunDirRefused, UsageError
-from ddpwatch.sources.runs import alive_ranks, find, live_runs
+from ddpwatch.sources.find_run import alive_ranks, find, live_runs
 from tests.builders.fake_rank import make_run_file
 
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from ddpwatch import wire
 from ddpwatch.core.limits import LivenessLimits
-from ddpwatch.core.metrics.live_figures import measure
+from ddpwatch.core.metrics.live_metrics import measure
 from ddpwatch.core.metrics.window import WINDOW_STEPS, gather, ranks_to_compare
 from ddpwatch.core.state.rank import Place
 from ddpwatch.core.state.run import RunState

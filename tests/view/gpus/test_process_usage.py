@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from ddpwatch.core.monitor import Monitor
 from ddpwatch.core.state.run import RunState
 from ddpwatch.view.glossary import GLOSSARY
-from ddpwatch.view.gpus.host_usage import INSTEAD, device_table, memory_change
+from ddpwatch.view.gpus.process_usage import INSTEAD, device_table, memory_change
 from tests.builders.fake_rank import make_beat, make_gpus, make_hello, make_snap
 from tests.view.pages import assert_fits, heights, make_monitor, make_run_view, page, run_views, texts, widths
 
