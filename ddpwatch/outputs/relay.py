@@ -39,10 +39,8 @@ BETWEEN_TURNS_S: Final = 0.002
 AT_ONCE: Final = 256
 """Maximum number of frames, subscriptions or keys handled before the next socket."""
 BEAT_NS: Final = 1_000_000_000
-NO_HEARTBEAT_NS: Final = 10_000_000_000
-"""Time, in nanoseconds, without a heartbeat after which ranks of other nodes count as gone once all ranks of this node
-are.
-"""
+REMOTE_GONE_NS: Final = 10_000_000_000
+"""Ranks of other nodes are gone after this time, in ns, without a frame, once all ranks of this node are gone."""
 GIVE_UP_NS: Final = 600_000_000_000
 """Time, in nanoseconds, without any frame after which a run has ended, where no process can be seen."""
 GOODBYE_MS: Final = 1000
@@ -281,7 +279,7 @@ class Relay:
             return "its ranks said goodbye"
         waiting -= self._gone
         no_heartbeat_since_ns = min((now_ns - self._received_ns[rank] for rank in waiting), default=GIVE_UP_NS)
-        if self._here and not waiting & self._here and no_heartbeat_since_ns >= NO_HEARTBEAT_NS:
+        if self._here and not waiting & self._here and no_heartbeat_since_ns >= REMOTE_GONE_NS:
             return "its processes are gone"
         return (
             "nothing was heard of it for ten minutes" if not self._here and no_heartbeat_since_ns >= GIVE_UP_NS else ""
