@@ -24,8 +24,10 @@ if TYPE_CHECKING:
     from ddpwatch.view.cells import Line
     from ddpwatch.view.run_view import RunView
 
+# Speeds that the keys select, relative to real time.
 SPEEDS: Final = (0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0)
 NOTICE_S: Final = 2.5
+"""Seconds for which a notice is shown."""
 AT_THE_END: Final = "Nothing was recorded after this."
 _TIME_KEYS: Final = frozenset({"go_to", "edge"})
 """Actions whose keys a field to type in, or a page over the screen, uses itself."""

@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 
 LEVELS: Final = {"wire": Level.WIRE, "waiting": Level.WAITING, "data": Level.DATA, "compute": Level.BACKWARD}
 _DIGITS: Final = 4
+"""Decimal places in JSON."""
 _NAME_COLUMNS: Final = 18
+"""Min. width of the names of losses, in terminal cells."""
 
 
 def whole_percents(scaling: Scaling) -> dict[str, int]:

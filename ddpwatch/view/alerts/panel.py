@@ -21,12 +21,15 @@ if TYPE_CHECKING:
     from ddpwatch.view.run_view import RunView
 
 BAR_COLUMNS: Final = 24
+"""Width, in terminal cells, of the bar to the timeout; it is shown from twice this width on."""
 MAX_ROWS: Final = 7
+"""Max. height of the banner of a hang, in rows."""
 ORDER: Final = (rules.UNEVEN_BATCH, rules.DESYNC, rules.STALL, rules.TIMEOUT)
 """Rules about hangs, the most specific first."""
 ROOMY_ROWS: Final = 8
 """Rows from which on the first alert is shown with its advice, even if others do not fit."""
 _INDENT: Final = 2
+"""Indent of wrapped lines, in terminal cells: the width of the mark before the first one."""
 
 
 def hang_of(run_view: RunView) -> Alert | None:
