@@ -1,4 +1,4 @@
-"""The dashboard on a recording: every key of it, the line that says where one is, and what a recording may do to it."""
+"""The dashboard on a recording: its keys, the line with the position, and damaged or growing recordings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""GPUs of a simulated run: told once a second, the same every time, and in keeping with the steps."""
+"""GPUs of a simulated run: reported once a second, the same every time, and consistent with the steps."""
 
 from __future__ import annotations
 
