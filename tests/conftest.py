@@ -76,7 +76,7 @@ def pytest_collection():
     finally:
         gc.freeze()
         gc.enable()
-        # Dashboards and made-up runs are many small things that are dropped as a whole: seldom is often enough.
+        # Dashboards and synthetic runs are many small things that are dropped as a whole: seldom is often enough.
         gc.set_threshold(10_000)
 
 
