@@ -49,8 +49,8 @@ SEEKS = 21
 
 
 def load() -> None:
-    """Many ranks, ten steps a second, each heard four times a second, and as seldom as agents speak up in so large a
-    run: what the recorder takes, and what it writes.
+    """Many ranks, ten steps a second, sent four times a second, and once a second as agents of large runs do: CPU
+    time of the recorder, and bytes written.
     """
     for flush_ms, rate in ((250, "4 Hz"), (1000, "1 Hz, as agents do")):
         _load(flush_ms, rate)
@@ -65,7 +65,7 @@ def _load(flush_ms: float, often: str) -> None:
             stderr=subprocess.DEVNULL,
         )
         try:
-            if not _has_judged(file):
+            if not _has_evaluated(file):
                 row(
                     f"recorder, {MANY} ranks at {often}",
                     "not measured",
@@ -211,7 +211,7 @@ def _record_pattern(file: Path) -> rundir.RunFile:
     return run
 
 
-def _has_judged(file: Path, timeout_s: float = 120.0) -> bool:
+def _has_evaluated(file: Path, timeout_s: float = 120.0) -> bool:
     """Wait until it has: the histories have been read by then."""
     deadline_s = time.monotonic() + timeout_s
     while time.monotonic() < deadline_s:

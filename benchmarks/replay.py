@@ -42,7 +42,7 @@ CLOCK = re.compile(r" · ((?:\d+d )?\d\d:\d\d:\d\d)")
 
 
 def make(path: Path, most_bytes: int) -> float:
-    """Some minutes of a made-up run, written by the real recorder, then again and again; returns how many seconds."""
+    """Write some minutes of a simulated run with the real recorder, repeatedly; returns their length in seconds."""
     now_ns = [time.monotonic_ns()]
     source = SimulatedSource(RANKS, clock=lambda: now_ns[0], sleep=lambda _s: None)
     run = source.run

@@ -63,7 +63,7 @@ def load() -> None:
 
 
 def _repaints(terminal: Terminal) -> None:
-    """How often there is a new picture: each of them has another step in its header, as steps are shorter."""
+    """Repaints per second: each has another step in its header, because steps are shorter."""
     began_s, seen = time.monotonic(), set()
     while (took_s := time.monotonic() - began_s) < REPAINTS_S:
         seen.add(_step(terminal))

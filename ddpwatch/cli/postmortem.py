@@ -23,11 +23,13 @@ if TYPE_CHECKING:
     from ddpwatch.view.cells import Line
 
 NOTHING_FOUND: Final = 1
+"""Exit code: no log explains the failure."""
 NOTHING_TEXT: Final = (
     "nothing in these logs says why; give the logs of all ranks and of the launcher, with stderr, "
     "and the kernel's log (dmesg) if a process was killed"
 )
 _NAME_CHARS: Final = 300
+"""Max. length, in characters, of a note on a file that cannot be read."""
 MAX_FILES: Final = 100_000
 """Max. number of files read from a directory; a job has fewer logs."""
 

@@ -311,6 +311,8 @@ class LivenessLimits:
     """A rank without a heartbeat for this time in ns, eight in a row, is silent."""
     GPU_STALE_NS: Final = 10_000_000_000
     """A GPU reading older than this, in ns, does not describe the present; readings come once a second."""
+    LONG_IN_PHASE_NS: Final = 1_000_000_000
+    """A rank in one phase for at least this time, in ns, is marked; in communication it is then waiting."""
 
 
 class RankLostLimits(_Group, frozen=True):
@@ -379,6 +381,8 @@ class StallLimits(_Group, frozen=True):
     """A rank that missed this many heartbeats may have joined an operation without a chance to report it."""
     FRESH_BEATS: ClassVar[int] = 4
     """The last report of a rank that missed this many heartbeats is outdated."""
+    OVER_BEATS: ClassVar[int] = 2
+    """A hang that no rule has found for this many heartbeat intervals is over."""
 
 
 class DesyncLimits(_Group, frozen=True):
@@ -506,7 +510,7 @@ class HungStepLimits:
 
 
 class ScalingLimits:
-    """Which ranks are named for waiting, and which speedups are believed."""
+    """Which ranks are named for waiting, which speedups are believed, and which efficiencies are good."""
 
     WAITED_FOR_SHARE: Final = 0.75
     """Ranks are named that together caused this fraction of the waiting, if they are at most half of all ranks."""
@@ -514,6 +518,8 @@ class ScalingLimits:
     """No rank is named for waiting below this fraction of the step."""
     MAX_EFFICIENCY: Final = 1.1
     """A higher efficiency is implausible: the baseline was slowed down."""
+    GOOD_EFFICIENCY: Final = 0.9
+    """An efficiency below this fraction is marked as a warning."""
     UNEVEN_FACTOR: Final = 1.5
     """A mean step of this many times the median is dominated by a few very long steps."""
     MIN_DIFFERENCE: Final = 0.05

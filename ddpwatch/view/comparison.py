@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 SCHEMA: Final = 1
 MIN_COLUMNS: Final = 60
+"""Min. width of the table, in terminal cells; a narrower terminal wraps it."""
 WIDE_COLUMNS: Final = 100
 """Min. width, in columns, for the confidence interval of each figure."""
 NAMES: Final = {
@@ -42,10 +43,12 @@ MARKS: Final[dict[Verdict, Cell]] = {
     "inside noise": Cell("· inside noise", Level.DIM),
     "unproven": Cell(f"{UNPROVEN} unproven", Level.DIM),
 }
+# Widths of columns, in terminal cells.
 _NAME_COLUMNS: Final = 12
 _CHANGE_COLUMNS: Final = 9
 _INTERVAL_COLUMNS: Final = 20
 _DIGITS: Final = 6
+"""Decimal places in JSON."""
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 MARKED_PART: Final = 3
 """Recognized lines take at most one row in this many."""
 MAX_NAME_COLUMNS: Final = 24
+"""Max. width of a log's name, in terminal cells."""
 HEAD_CHARS: Final = 8
+"""Characters kept at the start of a name that is cut."""
 HOW: Final = (
     "No log is watched. Start with --log 'logs/**/*.log' (torchrun --log-dir logs --redirects 3 writes such files): "
     "what torch, NCCL, gloo, the launcher and the kernel say about a failure is then recognised, and who began it is "

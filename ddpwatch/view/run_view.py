@@ -43,7 +43,7 @@ HINDSIGHT_STEPS: Final = 5
 MAX_NOTES: Final = 8
 """Max. number of notes shown, the newest."""
 MAX_REASONS: Final = 3
-"""Max. number of reasons shown why ranks are not heard."""
+"""Max. number of reasons shown why nothing is received from ranks."""
 
 
 @dataclass(frozen=True)
@@ -330,7 +330,7 @@ def _not_come(state: RunState) -> list[Cell]:
 
 
 def _unreachable(state: RunState) -> list[Cell]:
-    """Registered ranks that were never heard, by reason."""
+    """Registered ranks of which nothing was ever received, by reason."""
     by_reason: dict[str, list[int]] = {}
     for rank, why in sorted(state.unreachable.items()):
         if rank in state.ranks and state.condition(state.ranks[rank]) == "missing":

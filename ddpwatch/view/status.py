@@ -36,16 +36,21 @@ if TYPE_CHECKING:
     from ddpwatch.wire import Gpu
 
 SCHEMA: Final = 1
+# Decimal places in JSON of milliseconds and of fractions.
 _MS_DIGITS: Final = 3
 _SHARE_DIGITS: Final = 4
 ALERTS_SHOWN: Final = 3
+"""Max. number of alerts shown where there is room."""
 ALERT_LINES: Final = 2
+"""Max. number of lines of an alert that is not critical."""
 CRITICAL_LINES: Final = 6
 """Max. number of lines of a critical alert: which rank is in which collective takes more than `ALERT_LINES`."""
 FEW_RANKS: Final = 4
 """Number of ranks that must fit before the window gets a legend and blank lines."""
 MIN_COLUMNS: Final = 40
+"""Min. width of the text, in terminal cells; a narrower terminal wraps it."""
 _LABEL_COLUMNS: Final = 14
+"""Width of labels, in terminal cells."""
 _ONE_LINE: Final = 1000
 """Width, in columns, at which a sentence is not wrapped but cut."""
 RUN_MARKS: Final[dict[RunCondition, Cell]] = {

@@ -105,14 +105,14 @@ def test_a_replay_evaluates_like_the_live_run_and_has_its_recorded_alerts(path, 
 
     recording = recorded()
     (attempt,) = recording.attempts
-    judged, recalled = (
+    evaluated, recalled = (
         Monitor(attempt.new_state()),
         Monitor(attempt.new_state(), engine=RecordedAlerts(reported(recording, attempt))),
     )
     for entry in recording.entries(attempt):
-        judged.ingest(entry.payload, entry.at_ns)
+        evaluated.ingest(entry.payload, entry.at_ns)
         recalled.ingest(entry.payload, entry.at_ns)
-    for monitor in (judged, recalled):
+    for monitor in (evaluated, recalled):
         monitor.tick(attempt.last_ns)
         monitor.evaluate_now()
     with_worst = recalled.book.drain()
@@ -120,7 +120,7 @@ def test_a_replay_evaluates_like_the_live_run_and_has_its_recorded_alerts(path, 
     assert live
     # A live run evaluates once all histories have arrived, and rules by time may change a moment later.
     opened = [event for event in outline(live) if event[0] == "opened"]
-    assert [event for event in outline(judged.book.drain()) if event[0] == "opened"] == opened
+    assert [event for event in outline(evaluated.book.drain()) if event[0] == "opened"] == opened
     assert outline(with_worst) == outline(live)
     assert [event.alert.finding for event in with_worst] == [event.alert.finding for event in live]
     assert set(recalled.book.open) == {event.alert.key for event in live if event.kind == "opened"} - {

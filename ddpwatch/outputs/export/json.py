@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from ddpwatch.recording.schema import RecordedBy
 
 SCHEMA: Final = 1
+# Decimal places of milliseconds, of fractions and of thresholds.
 _MS_DIGITS: Final = 3
 _SHARE_DIGITS: Final = 4
 _LIMIT_DIGITS: Final = 6

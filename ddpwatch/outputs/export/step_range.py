@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from ddpwatch.recording.reader import Attempt, Recording
 
 LAST_STEP: Final = 2**62
+"""Step number that no run reaches."""
 PROGRESS_FRAMES: Final = 4096
 """Number of frames between two progress reports."""
 

@@ -50,13 +50,17 @@ if TYPE_CHECKING:
 MAX_ALERTS: Final = 100
 """Max alerts in the report, the most urgent ones."""
 MAX_COSTS: Final = 20
+"""Max ranks in the tables of costs and of excess work."""
 MIN_COST: Final = 0.001
 """Minimum straggler cost, as a fraction of the job's time, that is listed."""
 MAX_POINTS: Final = 24
 """Max rows of a table over time."""
 MAX_EVIDENCE: Final = 24
+"""Max evidence of one alert."""
 MAX_ROWS: Final = 32
+"""Max GPUs in their table."""
 MAX_BUCKETS: Final = 64
+"""Max buckets in the table and chart of them."""
 _GIB: Final = float(1 << 30)
 _GPU_CURVES: Final = (
     ("util_percent", "Utilisation", "%", 1.0, 101.0),

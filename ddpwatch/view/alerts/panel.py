@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 from ddpwatch.core import rule_names as rules
 from ddpwatch.core.alerts.hang_alerts import is_hang
 from ddpwatch.core.detectors import DETECTORS
+from ddpwatch.core.limits import StallLimits
 from ddpwatch.core.state.sanitize import NAME_CHARS, NOTE_CHARS, sanitize
 from ddpwatch.core.units import duration, percent, plural
 from ddpwatch.view.alerts.format import MARKS, mark_of, message_of
@@ -20,21 +21,22 @@ if TYPE_CHECKING:
     from ddpwatch.view.run_view import RunView
 
 BAR_COLUMNS: Final = 24
+"""Width, in terminal cells, of the bar to the timeout; it is shown from twice this width on."""
 MAX_ROWS: Final = 7
-HANG_BEATS: Final = 2
-"""A hang that was not found for this many heartbeat intervals is over."""
+"""Max. height of the banner of a hang, in rows."""
 ORDER: Final = (rules.UNEVEN_BATCH, rules.DESYNC, rules.STALL, rules.TIMEOUT)
 """Rules about hangs, the most specific first."""
 ROOMY_ROWS: Final = 8
 """Rows from which on the first alert is shown with its advice, even if others do not fit."""
 _INDENT: Final = 2
+"""Indent of wrapped lines, in terminal cells: the width of the mark before the first one."""
 
 
 def hang_of(run_view: RunView) -> Alert | None:
     """The alert on a hang that goes on, without the close delay; None also at an earlier step or after the end."""
     if run_view.at is not None or run_view.condition == "ended":
         return None
-    since_ns = run_view.now.now_ns - HANG_BEATS * run_view.state.beat_ns
+    since_ns = run_view.now.now_ns - StallLimits.OVER_BEATS * run_view.state.beat_ns
     found = [alert for alert in run_view.alerts if is_hang(alert.finding) and alert.last.now_ns >= since_ns]
     return min(found, key=lambda alert: ORDER.index(alert.finding.rule), default=None)
 

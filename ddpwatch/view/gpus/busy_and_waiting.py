@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from ddpwatch.view.ranks.columns import Row
     from ddpwatch.wire import Gpu
 
-LONG_IN_SYNC_NS: Final = 1_000_000_000
-"""A rank that has been in communication for longer than this, in ns, is waiting, whatever its steps were like."""
 WORTH_SAYING_PERCENT: Final = 10.0
 """Less waiting than this, in percent of the time, is not shown beside the utilization."""
 MAX_CPU_PERCENT: Final = 99_999.0
@@ -81,7 +79,9 @@ def is_current(row: Row) -> bool:
 def is_waiting(row: Row) -> bool:
     """Whether the rank has been in communication so long that it must be waiting."""
     beat = row.state.beat
-    return row.condition == "ok" and beat is not None and beat.phase == _SYNC and beat.phase_ns >= LONG_IN_SYNC_NS
+    if row.condition != "ok" or beat is None or beat.phase != _SYNC:
+        return False
+    return beat.phase_ns >= LivenessLimits.LONG_IN_PHASE_NS
 
 
 def waiting_percent(row: Row, gpu: Gpu) -> float | None:

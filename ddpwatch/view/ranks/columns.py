@@ -8,6 +8,7 @@ from ddpwatch.core import rule_names as rules
 from ddpwatch.core.alerts.hang_alerts import is_hang, is_suspect
 from ddpwatch.core.alerts.model import Severity
 from ddpwatch.core.alerts.severity import OF_CONDITION, rank_severity
+from ddpwatch.core.limits import LivenessLimits
 from ddpwatch.core.state.rank import frozen_rank
 from ddpwatch.core.units import UNPROVEN, ms, percent, size
 from ddpwatch.view.alerts.format import MARKS
@@ -32,8 +33,6 @@ if TYPE_CHECKING:
     from ddpwatch.core.state.run import Condition, RunState
     from ddpwatch.wire import Beat
 
-LONG_IN_PHASE_NS: Final = 1_000_000_000
-"""A rank that has been in one phase for longer than this, in ns, says so."""
 _CALM: Final[dict[Condition, Cell]] = {
     "ok": Cell("ok", Level.OK),
     "paused": Cell("‖ paused", Level.WARN),
@@ -93,7 +92,7 @@ def badge(row: Row) -> Cell:
     if condition in {"ok", "silent"} and finding is not None and is_suspect(finding) and beat:
         where = "silent" if condition == "silent" else PHASES[beat.phase]
         text = "out of line" if finding.rule == rules.DESYNC else f"not come: {where}"
-    elif condition == "ok" and beat and beat.phase_ns >= LONG_IN_PHASE_NS:
+    elif condition == "ok" and beat and beat.phase_ns >= LivenessLimits.LONG_IN_PHASE_NS:
         text = f"{beat.phase_ns / 1e9:.0f} s in {PHASES[beat.phase]}"
         severity = max(severity or Severity.WARNING, Severity.WARNING)
     elif condition == "ok" and finding is not None:

@@ -22,9 +22,11 @@ if TYPE_CHECKING:
     from ddpwatch.wire import Beat, Hello, Loader
 
 NOTES_SHOWN: Final = 3
-_WORTH_SAYING: Final = 0.01
+"""Max. number of notes shown, the newest."""
+_MIN_STARVATION: Final = 0.01
 """Smallest CPU starvation that is shown, as a fraction of the time."""
 SETTINGS_SHOWN: Final = 12
+"""Max. number of DDP settings shown."""
 KINDS: Final = {
     "ddp": "DistributedDataParallel",
     "contains-ddp": "holds a DistributedDataParallel",
@@ -71,7 +73,7 @@ def _process(run_view: RunView, row: Row) -> list[tuple[str, str]]:
         ("CPU", f"{cpu_percent(rank):.0f} %" + (f", {share}" if share else "")),
         ("RSS", (size(beat.rss_bytes) if beat.rss_bytes else UNPROVEN) + (f", {change}" if change else "")),
     ]
-    if (waited := rank.cpu_starvation.lately) is not None and waited >= _WORTH_SAYING:
+    if (waited := rank.cpu_starvation.lately) is not None and waited >= _MIN_STARVATION:
         pairs.insert(1, ("no core", f"for {percent(waited)} of the time in which it could have run"))
     if row.condition in {"ok", "paused"}:
         pairs.append(("now", f"in {PHASES[beat.phase]} for {_short(beat.phase_ns)}"))

@@ -1,4 +1,4 @@
-"""The dashboard on a recording: every key of it, the line that says where one is, and what a recording may do to it."""
+"""The dashboard on a recording: its keys, the line with the position, and damaged or growing recordings."""
 
 from __future__ import annotations
 
@@ -198,7 +198,7 @@ async def test_at_the_end_a_step_on_says_that_it_is_the_end(path):
 
 @pytest.mark.parametrize("at", ["+1s", "+7s", "50%", "100%"])
 async def test_the_header_counts_what_the_keys_go_by(path, at):
-    """One more for each key on and one less for each key back, over frames that tell several steps, and with a time
+    """One more for each key on and one less for each key back, over frames with several steps, and with a time
     that is always there.
     """
 
