@@ -250,6 +250,24 @@ def test_hostile_text_is_sanitized_in_every_message():
     assert "\\n" not in text
 
 
+TEXT_FIELDS = [
+    (message, field.name)
+    for message in (make_hello(0), make_beat(0, seq=2))
+    for field in msgspec.structs.fields(message)
+    if isinstance(getattr(message, field.name), str)
+]
+
+
+@pytest.mark.parametrize(("message", "name"), TEXT_FIELDS, ids=lambda value: value if isinstance(value, str) else "")
+def test_every_text_field_of_a_description_and_a_heartbeat_is_sanitized(message, name):
+    state = RunState("ab12cd34", "train", 1)
+    state.apply(msgspec.structs.replace(message, **{name: HOSTILE}), now_ns=1)
+    kept = getattr(state.ranks[0].hello or state.ranks[0].beat, name)
+
+    assert kept.isprintable()
+    assert "red name" in kept
+
+
 def test_bad_frames_are_counted_against_the_rank_they_name():
     state = make_state()
     state.apply(make_hello(1), now_ns=1)
