@@ -19,7 +19,7 @@ the sender's host and is never compared between hosts.
 from __future__ import annotations
 
 from ddpwatch.wire.codec import claimed_rank, decode, encode
-from ddpwatch.wire.field_types import (
+from ddpwatch.wire.limits import (
     MAX_COLLECTIVES,
     MAX_ENVIRONMENT,
     MAX_FRAME_BYTES,

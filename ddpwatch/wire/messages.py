@@ -6,7 +6,7 @@ from typing import Annotated, Any, Final, TypeAlias
 
 from msgspec import Meta, Struct
 
-from ddpwatch.wire.field_types import (
+from ddpwatch.wire.limits import (
     MAX_COLLECTIVES,
     MAX_ENVIRONMENT,
     MAX_FRAME_BYTES,

@@ -1,4 +1,4 @@
-"""Types of message fields, with the limits that encoder and decoder keep."""
+"""Limits of messages and their fields, which encoder and decoder keep, as types of fields."""
 
 from __future__ import annotations
 
