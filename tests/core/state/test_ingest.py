@@ -110,7 +110,7 @@ def test_ranks_of_different_versions_are_ingested_in_one_batch():
 
 GROWN = """
 import importlib, json, sys
-import ddpwatch.wire.structs as structs
+import ddpwatch.wire.message_parts as structs
 from ddpwatch.wire import Count
 
 class Step(structs.Step, array_like=True, frozen=True, gc=False):
