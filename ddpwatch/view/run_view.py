@@ -92,7 +92,7 @@ def _totals_of(state: RunState, rows: Sequence[Row], at: int | None, *, of_now: 
     extent = extent_of(rows)
     cpu_percent = [beat.cpu_percent for beat in beats]
     return Totals(
-        hosts=max(1, len({row.state.host for row in rows if row.state.host})),
+        hosts=state.host_count,
         step=state.step,
         running_s=_running_s(state, rows, at),
         beats=len(beats),

@@ -85,11 +85,6 @@ def backend(state: RunState) -> str | None:
     return next((rank.hello.backend for rank in state.ranks.values() if rank.hello and rank.hello.backend), None)
 
 
-def host_count(state: RunState) -> int:
-    """Number of hosts that the ranks run on."""
-    return max(1, len({rank.host for rank in state.ranks.values() if rank.host}))
-
-
 def _allreduce(figures: Figures | None) -> dict[str, float | None]:
     if figures is None:
         return {"share": None, "wire_share": None, "wait_share": None, "overlap": None}

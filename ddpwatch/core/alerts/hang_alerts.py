@@ -21,8 +21,6 @@ WAITING: Final = "waiting"
 """Key of the evidence that names the waiting ranks."""
 WAITED: Final = "waiting_s"
 """Key of the evidence for the longest wait, in seconds."""
-AGENT_OFF: Final = "off"
-"""Reason in the goodbye of a rank whose agent switched itself off: its training went on."""
 
 
 @dataclass(frozen=True)
@@ -62,9 +60,8 @@ def is_over(state: RunState, alert: Alert) -> bool:
 
 def _ended_well(state: RunState) -> bool:
     """Whether every rank has said goodbye, and how its training ended is known."""
-    ranks = state.ranks.values()
-    byes = [rank.bye for rank in ranks if rank.bye is not None and state.condition(rank) == "ended"]
-    return len(byes) == max(len(ranks), state.world_size) and all(bye.reason != AGENT_OFF for bye in byes)
+    ended = [rank for rank in state.ranks.values() if state.condition(rank) == "ended" and not rank.agent_off]
+    return len(ended) == max(len(state.ranks), state.world_size)
 
 
 def last_hang(state: RunState, alerts: Iterable[Alert]) -> Hang | None:

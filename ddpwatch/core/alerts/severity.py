@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from ddpwatch.core import rule_names as rules
-from ddpwatch.core.alerts.hang_alerts import AGENT_OFF
 from ddpwatch.core.alerts.model import Severity
 
 if TYPE_CHECKING:
@@ -29,7 +28,7 @@ OF_CONDITION: Final[dict[Condition, Severity]] = {
 def rank_severity(rank: RankState, condition: Condition, finding: Finding | None) -> Severity | None:
     """Severity of a rank: the worse of its condition and the most urgent finding about it; None = nothing is wrong."""
     own = OF_CONDITION.get(condition)
-    if condition == "ended" and rank.bye is not None and rank.bye.reason == AGENT_OFF:
+    if condition == "ended" and rank.agent_off:
         own = Severity.WARNING
     if finding is None or own is None:
         return own if finding is None else finding.severity

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 from ddpwatch.core.limits import LivenessLimits
 from ddpwatch.core.state.gpu import THROTTLE_REASONS
+from ddpwatch.core.state.run import ALIVE
 from ddpwatch.wire import PHASES
 
 if TYPE_CHECKING:
@@ -75,7 +76,7 @@ def stale_s(rank: RankState) -> float | None:
 
 def is_current(row: Row) -> bool:
     """Whether the GPU readings of the rank are up to date."""
-    return row.condition in {"ok", "paused"} and stale_s(row.state) is None
+    return row.condition in ALIVE and stale_s(row.state) is None
 
 
 def is_waiting(row: Row) -> bool:

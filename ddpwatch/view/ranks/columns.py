@@ -9,6 +9,7 @@ from ddpwatch.core.alerts.hang_alerts import is_hang, is_suspect
 from ddpwatch.core.alerts.model import Severity
 from ddpwatch.core.alerts.severity import OF_CONDITION, rank_severity
 from ddpwatch.core.state.rank import frozen_rank
+from ddpwatch.core.state.run import ALIVE
 from ddpwatch.core.units import UNPROVEN, ms, percent, size
 from ddpwatch.view.alerts.format import MARKS
 from ddpwatch.view.cells import Cell, Level
@@ -78,7 +79,7 @@ def rows_of(
 
 def badge(row: Row) -> Cell:
     """The state of a rank in a few words, with the reason if there is one."""
-    condition, severity, beat, bye, finding = row.condition, row.severity, row.state.beat, row.state.bye, row.finding
+    condition, severity, beat, finding = row.condition, row.severity, row.state.beat, row.finding
     if row.then:
         return _past_badge(row)
     calm = Cell(f"‖ {beat.pause}", Level.WARN) if condition == "paused" and beat else _CALM.get(condition)
@@ -91,7 +92,7 @@ def badge(row: Row) -> Cell:
         severity = max(severity or Severity.WARNING, Severity.WARNING)
     elif condition == "ok" and finding is not None:
         text = _found(row, finding)
-    elif condition == "ended" and bye and bye.reason == "off":
+    elif condition == "ended" and row.state.agent_off:
         text = "agent off"
     if text or calm is None:
         return _marked(text or condition, severity or Severity.INFO)
@@ -107,7 +108,7 @@ def _past_badge(row: Row) -> Cell:
     """The finding at that step; else the current condition, marked as such."""
     if row.finding is not None:
         return _marked(_found(row, row.finding), row.finding.severity)
-    if row.condition in {"ok", "paused"}:
+    if row.condition in ALIVE:
         return Cell("ok" if row.figures is not None else UNPROVEN, Level.DIM)
     return Cell(f"now {row.condition}", Level.DIM)
 
