@@ -301,7 +301,7 @@ class GpuIdleLimits(_Group, frozen=True):
 
 
 class LivenessLimits:
-    """When a rank, or a reading of its GPU, is out of date."""
+    """When a rank, or a reading of its GPU, is out of date, and when a rank seems stuck."""
 
     BEAT_NS: Final = 250_000_000
     """Interval of heartbeats in ns."""
@@ -309,6 +309,8 @@ class LivenessLimits:
     """Interval of heartbeats in ns in runs of more than `MANY_RANKS` ranks."""
     NO_HEARTBEAT_NS: Final = 2_000_000_000
     """A rank without a heartbeat for this time in ns, eight in a row, is silent."""
+    LONG_IN_PHASE_NS: Final = 1_000_000_000
+    """A rank that has been in one phase for this time in ns, or longer, is marked."""
     GPU_STALE_NS: Final = 10_000_000_000
     """A GPU reading older than this, in ns, does not describe the present; readings come once a second."""
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias, get_args
 import numpy as np
 
 from ddpwatch.core.alerts.model import Severity
-from ddpwatch.core.alerts.severity import findings_by_rank, rank_severity
+from ddpwatch.core.alerts.severity import findings_by_rank, steady_severity
 from ddpwatch.core.detectors import DETECTORS
 from ddpwatch.core.state.gpu import THROTTLE_REASONS
 from ddpwatch.core.state.run import ALIVE, Condition, RunCondition
@@ -83,7 +83,7 @@ def _worst(
     measured = figures.ranks if figures else {}
 
     def badness(rank: int) -> tuple[int, float]:
-        severity = rank_severity(state.ranks[rank], conditions[rank], findings.get(rank))
+        severity = steady_severity(state.ranks[rank], conditions[rank], findings.get(rank))
         own = measured.get(rank)
         return -1 if severity is None else severity, own.self_ns if own else 0.0
 
