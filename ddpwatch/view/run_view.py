@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
-from ddpwatch.core.alerts.hang_alerts import last_common_step
+from ddpwatch.core.alerts.hang_alerts import current_hang, last_common_step
 from ddpwatch.core.alerts.model import Moment
 from ddpwatch.core.alerts.severity import findings_by_rank, most_urgent_first
 from ddpwatch.core.alerts.staleness import with_staleness
@@ -136,6 +136,8 @@ class RunView:
     condition: RunCondition
     alerts: tuple[Alert, ...]
     """Alerts that were open at that step, most urgent first, stale ones last."""
+    hang: Alert | None
+    """The most specific of them on the hang that the run is in; None = it is in none, or at an earlier step."""
     closed: tuple[Alert, ...]
     """Closed alerts, oldest first."""
     at: int | None
@@ -245,6 +247,7 @@ def run_view(
         totals=_totals_of(state, rows, at, of_now=not then),
         condition=state.run_condition(),
         alerts=tuple(alerts),
+        hang=current_hang(state, alerts) if at is None else None,
         closed=tuple(monitor.book.closed) if monitor.caught_up else (),
         at=at,
         past=then,
@@ -287,6 +290,7 @@ def refreshed_view(before: RunView) -> RunView | None:
         totals=replace(before.totals, step=now.step, running_s=None if running_s is None else running_s + passed_s),
         condition=state.run_condition(),
         alerts=tuple(alerts),
+        hang=current_hang(state, alerts),
         closed=tuple(monitor.book.closed) if monitor.caught_up else (),
         now=now,
         worst=worst,
