@@ -223,7 +223,7 @@ class Publisher(threading.Thread):
     def _send_bye(self) -> None:
         switch = self._recorder.switch
         if not switch.on:
-            reason, text = "off", switch.reason
+            reason, text = wire.AGENT_OFF, switch.reason
         elif self._registration.is_outdated:
             reason, text = "closed", "The process group was made: this rank goes on in the run of all ranks."
         else:

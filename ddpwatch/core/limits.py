@@ -301,7 +301,7 @@ class GpuIdleLimits(_Group, frozen=True):
 
 
 class LivenessLimits:
-    """When a rank, or a reading of its GPU, is out of date."""
+    """When a rank, or a reading of its GPU, is out of date, and when a rank seems stuck."""
 
     BEAT_NS: Final = 250_000_000
     """Interval of heartbeats in ns."""
@@ -309,10 +309,10 @@ class LivenessLimits:
     """Interval of heartbeats in ns in runs of more than `MANY_RANKS` ranks."""
     NO_HEARTBEAT_NS: Final = 2_000_000_000
     """A rank without a heartbeat for this time in ns, eight in a row, is silent."""
+    LONG_IN_PHASE_NS: Final = 1_000_000_000
+    """A rank that has been in one phase for this time in ns, or longer, is marked."""
     GPU_STALE_NS: Final = 10_000_000_000
     """A GPU reading older than this, in ns, does not describe the present; readings come once a second."""
-    LONG_IN_PHASE_NS: Final = 1_000_000_000
-    """A rank in one phase for at least this time, in ns, is marked; in communication it is then waiting."""
 
 
 class RankLostLimits(_Group, frozen=True):
@@ -381,8 +381,6 @@ class StallLimits(_Group, frozen=True):
     """A rank that missed this many heartbeats may have joined an operation without a chance to report it."""
     FRESH_BEATS: ClassVar[int] = 4
     """The last report of a rank that missed this many heartbeats is outdated."""
-    OVER_BEATS: ClassVar[int] = 2
-    """A hang that no rule has found for this many heartbeat intervals is over."""
 
 
 class DesyncLimits(_Group, frozen=True):

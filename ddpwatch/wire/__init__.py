@@ -53,6 +53,7 @@ from ddpwatch.wire.message_parts import (
     ThreadStack,
 )
 from ddpwatch.wire.messages import (
+    AGENT_OFF,
     FAILING,
     LIVE_TOPICS,
     MAX_GPU_MOMENTS,
@@ -100,13 +101,13 @@ from ddpwatch.wire.step_table import (
 )
 
 __all__ = [
-    "EVALUATED", "FAILING", "LIVE_TOPICS", "MAX_COLLECTIVES", "MAX_COLUMNS", "MAX_ENVIRONMENT", "MAX_FRAMES",
-    "MAX_FRAME_BYTES", "MAX_GPUS", "MAX_GPU_MOMENTS", "MAX_GPU_PROCESSES", "MAX_LOG_CHARS", "MAX_LOG_LINES",
-    "MAX_SNAP_STEPS", "MAX_THREADS", "MAX_THROTTLE", "MAX_TOPIC_BYTES", "MAX_XIDS", "MIN_COLUMNS", "NO_MESSAGE",
-    "PAUSED", "PHASES", "RELAY_TOPICS", "SKIPPED", "SNAP_PREFIX", "STACKS_PREFIX", "STACK_PREFIX", "STEP_BYTES",
-    "STEP_COLUMNS", "STEP_DEFAULTS", "TOPICS", "WIRE_VERSION", "Beat", "Bucket", "Buckets", "Bye", "Checksum",
-    "Collective", "Comm", "Comms", "Count", "Figure", "Gone", "Gpu", "GpuMoment", "GpuProcess", "Gpus", "Group",
-    "Held", "Hello", "Loader", "LogLine", "LogLines", "Message", "Name", "Note", "Percent", "Rank", "Relay", "Snap",
-    "Stack", "StackFrame", "Step", "Steps", "Text", "ThreadStack", "claimed_rank", "decode", "encode", "fit",
-    "pack_steps", "ranges", "step_of", "unpack_steps",
+    "AGENT_OFF", "EVALUATED", "FAILING", "LIVE_TOPICS", "MAX_COLLECTIVES", "MAX_COLUMNS", "MAX_ENVIRONMENT",
+    "MAX_FRAMES", "MAX_FRAME_BYTES", "MAX_GPUS", "MAX_GPU_MOMENTS", "MAX_GPU_PROCESSES", "MAX_LOG_CHARS",
+    "MAX_LOG_LINES", "MAX_SNAP_STEPS", "MAX_THREADS", "MAX_THROTTLE", "MAX_TOPIC_BYTES", "MAX_XIDS", "MIN_COLUMNS",
+    "NO_MESSAGE", "PAUSED", "PHASES", "RELAY_TOPICS", "SKIPPED", "SNAP_PREFIX", "STACKS_PREFIX", "STACK_PREFIX",
+    "STEP_BYTES", "STEP_COLUMNS", "STEP_DEFAULTS", "TOPICS", "WIRE_VERSION", "Beat", "Bucket", "Buckets", "Bye",
+    "Checksum", "Collective", "Comm", "Comms", "Count", "Figure", "Gone", "Gpu", "GpuMoment", "GpuProcess", "Gpus",
+    "Group", "Held", "Hello", "Loader", "LogLine", "LogLines", "Message", "Name", "Note", "Percent", "Rank",
+    "Relay", "Snap", "Stack", "StackFrame", "Step", "Steps", "Text", "ThreadStack", "claimed_rank", "decode",
+    "encode", "fit", "pack_steps", "ranges", "step_of", "unpack_steps",
 ]  # fmt: skip

@@ -324,6 +324,8 @@ Message: TypeAlias = (
     | Buckets | Stack | Gone | Held | LogLines | Relay | Bye | Snap
 )  # fmt: skip
 
+AGENT_OFF: Final = "off"
+"""Reason in the `Bye` of a rank whose agent switched itself off: its training went on."""
 FAILING: Final = "failing"
 """Kind of the note sent before the `Bye` of a failed rank, with its text, in case there is no time for the `Bye`."""
 TOPICS: Final[dict[type[Any], bytes]] = {

@@ -12,6 +12,7 @@ import numpy as np
 from ddpwatch.core.state.gpu import RankGpus
 from ddpwatch.core.state.sanitize import NAME_CHARS, sanitize
 from ddpwatch.core.state.step_store import MAX_STEP_NS, StepRing
+from ddpwatch.wire import AGENT_OFF
 
 if TYPE_CHECKING:
     from ddpwatch.wire import Beat, Buckets, Bye, Checksum, Comm, Gone, Hello, Loader, Note, Stack, Step
@@ -294,6 +295,11 @@ class RankState:
 
     def _end_ns(self, index: int) -> int | None:
         return int(self.steps.column("end_ns", np.array([index]))[0]) if index >= 0 and self.steps.has(index) else None
+
+    @property
+    def agent_off(self) -> bool:
+        """Whether its agent switched itself off, so that how its training went on is not known."""
+        return self.bye is not None and self.bye.reason == AGENT_OFF
 
     @property
     def loader(self) -> Loader | None:

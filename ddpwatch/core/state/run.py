@@ -31,6 +31,8 @@ Condition: TypeAlias = Literal["ok", "paused", "ended", "failed", "lost", "silen
 """Of a rank: `ended` = it exited cleanly, `failed` = an exception ended it, `lost` = its process ended without a
 message, `silent` = its heartbeats stopped, or its process runs and never sent one, `missing` = expected, nothing is
 known."""
+ALIVE: Final[frozenset[Condition]] = frozenset({"ok", "paused"})
+"""Conditions of a rank that sends heartbeats."""
 RunCondition: TypeAlias = Literal["waiting", "live", "silent", "ended"]
 """Of the run: `waiting` = no rank was heard from, `silent` = all ranks that were heard from are silent or ended."""
 
@@ -271,7 +273,7 @@ class RunState:
         conditions: set[Condition] = {"missing"}
         for rank in self.ranks.values():
             condition = self.condition(rank)
-            if condition in {"ok", "paused"}:
+            if condition in ALIVE:
                 return "live"
             conditions.add(condition)
         if conditions == {"missing"}:
@@ -288,7 +290,12 @@ class RunState:
     @property
     def spans_hosts(self) -> bool:
         """Whether the ranks are known to be on several hosts."""
-        return len({rank.host for rank in self.ranks.values() if rank.host}) > 1
+        return self.host_count > 1
+
+    @property
+    def host_count(self) -> int:
+        """Number of hosts that the ranks run on, as far as they are known; at least 1."""
+        return max(1, len({rank.host for rank in self.ranks.values() if rank.host}))
 
     @property
     def unix_ns(self) -> int:

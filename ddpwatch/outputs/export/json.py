@@ -22,7 +22,7 @@ from ddpwatch.version import VERSION
 from ddpwatch.view.alerts.format import alert_object, iso
 from ddpwatch.view.job_manifest import manifest_object
 from ddpwatch.view.outcome_text import hung_object
-from ddpwatch.view.status import backend, host_count
+from ddpwatch.view.status import backend
 
 if TYPE_CHECKING:
     from ddpwatch.core.alerts.model import Alert
@@ -53,7 +53,7 @@ def write_json(exported: Exported, file: IO[str]) -> None:
                 "name": sanitize(state.name, NAME_CHARS),
                 "backend": backend(state),
                 "world_size": state.world_size,
-                "hosts": host_count(state),
+                "hosts": state.host_count,
                 "state": state.run_condition(),
             },
             "attempt": exported.number,

@@ -34,7 +34,6 @@ from ddpwatch.view.job_manifest import manifest, missing_facts, recorded_by_fact
 from ddpwatch.view.layout import machine_time
 from ddpwatch.view.outcome_text import longest_text, seconds_text
 from ddpwatch.view.run_view import no_recorded_steps_reason, remarks
-from ddpwatch.view.status import host_count
 from ddpwatch.view.verdict import cost_name, kept_steps_from, of_what, phases_text, when_text
 
 if TYPE_CHECKING:
@@ -91,7 +90,7 @@ def key_figures(report: Report) -> Section:
         ("step, median", f"{ms(figures.step_ns())} ms", f"p99 {ms(figures.step_ns(P99))} ms"),
         ("throughput", count(throughput) if throughput else UNPROVEN, each),
         ("effective batch", count(figures.effective_batch) if figures.effective_batch else UNPROVEN, "samples a step"),
-        ("ranks × hosts", f"{count(state.world_size)} × {count(host_count(state))}", ""),
+        ("ranks × hosts", f"{count(state.world_size)} × {count(state.host_count)}", ""),
     ]
     if state.world_size > 1:
         tiles.insert(5, ("all-reduce", UNPROVEN if share is None else percent(share), parts))

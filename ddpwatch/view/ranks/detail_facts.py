@@ -6,6 +6,7 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Final
 
 from ddpwatch.core.diagnosis.exits import why_no_heartbeat
+from ddpwatch.core.state.run import ALIVE
 from ddpwatch.core.units import UNPROVEN, count, duration, percent, plural, size
 from ddpwatch.view.cells import Cell, Level
 from ddpwatch.view.gpus.busy_and_waiting import cpu_percent, stale_s
@@ -75,7 +76,7 @@ def _process(run_view: RunView, row: Row) -> list[tuple[str, str]]:
     ]
     if (waited := rank.cpu_starvation.lately) is not None and waited >= _MIN_STARVATION:
         pairs.insert(1, ("no core", f"for {percent(waited)} of the time in which it could have run"))
-    if row.condition in {"ok", "paused"}:
+    if row.condition in ALIVE:
         pairs.append(("now", f"in {PHASES[beat.phase]} for {_short(beat.phase_ns)}"))
     elif rank.last_received_ns is not None:
         pairs.append(("last heard", f"{duration((run_view.now.now_ns - rank.last_received_ns) / 1e9)} ago"))
