@@ -16,6 +16,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from ddpwatch.errors import UsageError
+from ddpwatch.wire import BEAT_NS
 
 Share: TypeAlias = Annotated[float, Meta(gt=0, lt=10)]
 Factor: TypeAlias = Annotated[float, Meta(gt=1, le=1000)]
@@ -303,10 +304,6 @@ class GpuIdleLimits(_Group, frozen=True):
 class LivenessLimits:
     """When a rank, or a reading of its GPU, is out of date."""
 
-    BEAT_NS: Final = 250_000_000
-    """Interval of heartbeats in ns."""
-    MANY_RANKS_BEAT_NS: Final = 1_000_000_000
-    """Interval of heartbeats in ns in runs of more than `MANY_RANKS` ranks."""
     NO_HEARTBEAT_NS: Final = 2_000_000_000
     """A rank without a heartbeat for this time in ns, eight in a row, is silent."""
     GPU_STALE_NS: Final = 10_000_000_000
@@ -323,7 +320,7 @@ class RankLostLimits(_Group, frozen=True):
 
     MAX_SEPARATE: ClassVar[int] = 3
     """More ranks than this share one alert."""
-    ORDER_NS: ClassVar[int] = LivenessLimits.BEAT_NS
+    ORDER_NS: ClassVar[int] = BEAT_NS
     """Ends that are at most one heartbeat interval apart, in ns, have no order."""
     SEEN_ORDER_NS: ClassVar[int] = 20_000_000
     """Ends that were observed as they happened have an order if they are further apart than this, in ns."""

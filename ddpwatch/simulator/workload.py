@@ -43,11 +43,6 @@ BUCKETS_BEGIN: Final = 0.2
 ROUNDS_BEFORE: Final = 10
 """Number of repetitions of the schedule before the run is observed."""
 INTO_FIRST_FAULT: Final = 100
-FLUSH_NS: Final = 250_000_000
-FLUSH_MANY_NS: Final = 1_000_000_000
-MANY_RANKS: Final = 256
-"""Above this number of ranks, agents publish once a second."""
-HELLO_NS: Final = 5_000_000_000
 GROUPS: Final = 16
 """Ranks publish in this number of groups, in turn: neither one burst nor a thousand wakeups a second."""
 CORES: Final = 12
@@ -223,7 +218,7 @@ class SimulatedRun:
         Defaults: `default_schedule`, a pid of its own for each rank, and the publishing interval of real agents.
         """
         self.world_size, self.run_id, self.name, self._pid = world_size, run_id, name, pid
-        self.flush_ns = flush_ns or (FLUSH_NS if world_size <= MANY_RANKS else FLUSH_MANY_NS)
+        self.flush_ns = flush_ns or wire.beat_ns(world_size)
         self.buckets_wanted = False
         """Whether to publish the gradient buckets of the latest step."""
         self._history_steps = min(history_steps, wire.MAX_SNAP_STEPS)
@@ -292,7 +287,7 @@ class SimulatedRun:
 
     def _messages(self, rank: int, lap: int, now_ns: int) -> list[wire.Message]:
         messages: list[wire.Message] = []
-        if (lap + rank) % max(1, HELLO_NS // self.flush_ns) == 0:
+        if (lap + rank) % max(1, wire.HELLO_NS // self.flush_ns) == 0:
             messages.append(self._hello(rank, self._number(rank), now_ns))
         steps = self._generator.finished(rank, self._next[rank], now_ns)
         seq, gpus = self._number(rank), None

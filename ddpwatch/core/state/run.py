@@ -17,15 +17,13 @@ from ddpwatch.core.state.rank import Place, RankState
 from ddpwatch.core.state.sanitize import NAME_CHARS, NOTE_CHARS, sanitize, sanitized
 from ddpwatch.core.state.step_store import CAPACITY_STEPS, MANY_RANKS_STEPS, StepRing, StepStore, put_tables
 from ddpwatch.errors import UnknownMessage, WireError
-from ddpwatch.wire import Beat, decode
+from ddpwatch.wire import MANY_RANKS, Beat, beat_ns, decode
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
 MAX_EXPECTED: Final = 8192
 """Maximum number of ranks that are listed before a message of theirs arrives, whatever world size is claimed."""
-MANY_RANKS: Final = 256
-"""Above this number of ranks fewer steps are kept, and the rules are evaluated less often."""
 
 Condition: TypeAlias = Literal["ok", "paused", "ended", "failed", "lost", "silent", "missing"]
 """Of a rank: `ended` = it exited cleanly, `failed` = an exception ended it, `lost` = its process ended without a
@@ -302,8 +300,8 @@ class RunState:
 
     @property
     def beat_ns(self) -> int:
-        """Heartbeat interval of the ranks."""
-        return LivenessLimits.BEAT_NS if self.world_size <= MANY_RANKS else LivenessLimits.MANY_RANKS_BEAT_NS
+        """Heartbeat interval of the ranks in ns."""
+        return beat_ns(self.world_size)
 
     @property
     def kept_steps(self) -> int:
