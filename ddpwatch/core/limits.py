@@ -517,6 +517,30 @@ class ScalingLimits:
     """Speedups by means and by medians that differ by less than this fraction are shown as one."""
 
 
+class CompareLimits:
+    """When two runs differ, and when their figures are means because step times have two modes."""
+
+    CONFIDENCE: Final = 0.95
+    """A difference is significant if its confidence interval of this level excludes zero."""
+    MIN_STEPS: Final = 20
+    """Steps that each run must have for a verdict."""
+    MIN_CHANGE: Final = 0.01
+    """Smallest relevant difference, as a fraction of the figure: two runs of one job hardly differ by less."""
+    MIN_SHARE_CHANGE: Final = 0.005
+    """Smallest relevant difference of the all-reduce share, as a fraction of the step."""
+    MODES_MIN_STEPS: Final = 60
+    """Steps, without the trimmed ones, that a run must have for two modes to be looked for."""
+    MODES_TRIM: Final = 0.05
+    """Fraction of the longest and of the shortest steps that is ignored in the search for two modes."""
+    MODES_MIN_FRACTION: Final = 0.08
+    """Minimum fraction of steps in the rarer mode; fewer are outliers."""
+    MODES_MIN_RATIO: Final = 1.1
+    """Minimum ratio of the medians of the two modes."""
+    MODES_MIN_SEPARATION: Final = 0.85
+    """Minimum fraction of the variance between the two modes. A trimmed normal distribution has 0.70, a uniform one
+    0.75."""
+
+
 class SummaryLimits:
     """What the totals of a run name as slow, and as the cause of it."""
 
