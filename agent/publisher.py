@@ -40,15 +40,21 @@ if TYPE_CHECKING:
 SEND_QUEUE: Final = 256
 """Messages queued per viewer: half a minute for one that stalls. After that it loses messages; memory stays bounded."""
 STOP_S: Final = 2.0
+"""Seconds that `stop` waits for the thread to end."""
 EXIT_S: Final = 15.0
+"""Seconds that `stop` waits at the exit of the process."""
 GOODBYE_MS: Final = 200
 """Milliseconds that the last messages may take to leave when a viewer is stuck."""
 MAX_STEPS_PER_MESSAGE: Final = 2048
+"""Steps per message; a frame is limited in size."""
 MAX_STEPS_WITH_VALUES: Final = 64
-"""Steps per message if the script logged values, which may take 13 KiB per step; a frame is limited in size."""
+"""Steps per message if the script logged values, which may take 13 KiB per step."""
 MAX_STEPS_PER_BEAT: Final = 64
+"""Steps that travel inside a heartbeat; more are sent in messages of their own before it."""
 STACK_EVERY_S: Final = 1.0
+"""Seconds between two stacks sent to each subscriber."""
 MAX_STACK_TOPICS: Final = 16
+"""Subscriptions to stacks that are served at a time."""
 
 SCARCE: Final = (
     f"Fewer than {TOO_FEW} free file descriptors are left in this process. It cannot be watched until there are more; "

@@ -57,6 +57,7 @@ TEXTS_AT_ONCE: Final = 32
 BACKLOG_BYTES: Final = 64 << 20
 """Max bytes that wait in memory to be written; beyond, the oldest portions are dropped and counted."""
 RETRY_S: Final = 1.0
+"""Seconds until a failed write is tried again."""
 
 
 @dataclass

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 LAST_LINES: Final = 40
 """Max lines without a match that are sent per poll of a file."""
 POLL_NS: Final = 200_000_000
+"""Interval of polls in ns."""
 
 
 class LogFrames:

@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 PROFILE: Final = {"data": 0.05, "forward": 0.27, "backward": 0.50, "optimizer": 0.08, "other": 0.05}
 """Fractions of a typical step by phase; the rest is its wire time."""
 ALWAYS: Final = 1
+"""Period of a fault that affects every step."""
 EVALUATION_STEPS: Final = 10.0
+"""Duration of an evaluation in steps."""
 _PHASES: Final = wire.PHASES
 _SYNC: Final = _PHASES.index("sync")
 _OPTIMIZER: Final = _PHASES.index("optimizer")

@@ -26,9 +26,11 @@ if TYPE_CHECKING:
 
 RANKS_PER_HOST: Final = 8
 CHUNK_STEPS: Final = 50
+"""Maximum number of steps that are generated at once."""
 CHUNK_CELLS: Final = 1 << 16
 """Maximum number of steps times ranks that are generated at once: a few milliseconds of work."""
 NOISE: Final = 0.015
+"""Standard deviation of a phase's duration, as a fraction of it."""
 SPIKES: Final = 0.04
 """Fraction of the steps in which any rank pauses; with more ranks it is rarer for each."""
 WAVE: Final = 0.02
@@ -36,13 +38,17 @@ WAVE: Final = 0.02
 WAVE_STEPS: Final = 3000
 """Period of this oscillation."""
 BATCH: Final = 32
+"""Samples per rank and step."""
 PARAMETERS: Final = 25_557_032
+"""Parameters of the model, as in ResNet-50."""
 BUCKETS: Final = 5
+"""Gradient buckets of the model."""
 BUCKETS_BEGIN: Final = 0.2
 """Fraction of the backward pass after which the first gradients are ready."""
 ROUNDS_BEFORE: Final = 10
 """Number of repetitions of the schedule before the run is observed."""
 INTO_FIRST_FAULT: Final = 100
+"""Steps of the first fault that have passed when the run is observed."""
 GROUPS: Final = 16
 """Ranks publish in this number of groups, in turn: neither one burst nor a thousand wakeups a second."""
 CORES: Final = 12

@@ -27,6 +27,7 @@ LINE_BYTES: Final = 64 * 1024
 MAX_FILES: Final = 512
 """Max files followed. They are held open, so that nothing is lost when they are rotated."""
 MAX_REMEMBERED: Final = 1024
+"""Closed files whose position is remembered in case they come back under another name."""
 
 Identity: TypeAlias = tuple[int, int]
 """Device and inode, which a rename does not change."""

@@ -20,7 +20,9 @@ if TYPE_CHECKING:
     from ddpwatch.core.state.run import RunState
 
 MAX_EVIDENCE: Final = 64
+"""Entries of evidence in one alert."""
 MAX_RANKS: Final = 2**20
+"""Upper bound of rank numbers, and of ranks in one alert, as in `wire.Rank`."""
 MOST: Final = 2**62
 """Upper bound of every number in an alert; NaN fails the comparison, too."""
 

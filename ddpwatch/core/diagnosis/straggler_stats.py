@@ -64,6 +64,7 @@ def _sets_of_period(count: int, period: int, recent_steps: int) -> Iterator[slic
 
 
 MAD_TO_SIGMA: Final = 1.4826
+"""Standard deviation of a normal distribution divided by its MAD."""
 MEDIAN_ERROR: Final = 1.2533
 """Standard error of a median against that of a mean."""
 SIGMA_ERROR: Final = 1.3

@@ -16,7 +16,9 @@ if TYPE_CHECKING:
     from ddpwatch.wire import LogLines
 
 KEPT_LINES: Final = 1000
+"""Latest lines that are kept, of all files together; recognized lines are kept apart, in the same number."""
 MAX_SOURCES: Final = 512
+"""Files whose lines are counted."""
 MAX_TROUBLES: Final = 16
 
 
