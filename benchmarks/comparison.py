@@ -28,7 +28,7 @@ PAIRS = 60
 STEPS = 200
 BUDGET = 0.95
 WALKS = ((0.0, "steady"), (0.0005, "walking 0.05 % a step"), (0.002, "walking 0.2 % a step"))
-JUDGED = 0.001
+MAX_WALK = 0.001
 """Walks beyond this make runs differ for real: nothing is asked of them."""
 SHARED_STEPS = 290
 SHARED_MS, SHARED_SPREAD_MS = 16.4, 3.2
@@ -99,9 +99,9 @@ def main() -> None:
     for drift, words in WALKS:
         for step_ms, truth, what in ((100.0, ALIKE, "equal runs"), (105.0, ("slower",), "a run 5 % slower")):
             right = sum(verdict in truth for verdict in verdicts(drift, step_ms)) / PAIRS
-            judged = drift < JUDGED
-            budget = f">={BUDGET:.0%}" if judged else "-"
-            row(f"compare: {what}, {words}", f"{right:.0%} {' or '.join(truth)}", budget, right >= BUDGET or not judged)
+            counts = drift < MAX_WALK
+            budget = f">={BUDGET:.0%}" if counts else "-"
+            row(f"compare: {what}, {words}", f"{right:.0%} {' or '.join(truth)}", budget, right >= BUDGET or not counts)
     shared_rows()
 
 

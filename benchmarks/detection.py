@@ -1,4 +1,4 @@
-"""How well the straggler rule judges made-up runs whose truth is known: a confusion matrix, and how soon it speaks.
+"""Accuracy of the straggler rule on synthetic runs whose truth is known: a confusion matrix, and the detection delay.
 
 A faulty run has one slow rank. Its effect is the time added to each step that is hit, as a part of a healthy step;
 from 10 % on it must be found, below that it must at least not be blamed on somebody else. A healthy run must stay

@@ -145,7 +145,7 @@ def _train(rank: int, order: Order) -> None:
         optimizer.zero_grad()
         nn.functional.cross_entropy(model(batch), target).backward()
         optimizer.step()
-    assert agent.active, "the agent has switched itself off; there is nothing to judge"
+    assert agent.active, "the agent has switched itself off; there is nothing to evaluate"
     agent.close()
 
 
@@ -249,7 +249,7 @@ def _engine(world_size: int, size: float, phase: str, guilty: int, outcome: Outc
     return right
 
 
-def _judge_healthy(world_size: int, outcome: Outcome) -> bool:
+def _report_healthy(world_size: int, outcome: Outcome) -> bool:
     right = not outcome.words
     _tell(f"{world_size} ranks, all of them healthy  ", outcome, right=right)
     return right
@@ -276,7 +276,7 @@ def main() -> None:
         for world_size in WORLDS:
             with contextlib.closing(World(world_size, place)) as world:
                 calm = world.run()
-                healthy.append(_judge_healthy(world_size, calm))
+                healthy.append(_report_healthy(world_size, calm))
                 for number, (size, phase) in enumerate((size, phase) for size in SIZES for phase in FAULTY_PHASES):
                     guilty = number % world_size
                     outcome = world.run(guilty, phase, size * calm.step_s)

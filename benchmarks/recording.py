@@ -64,7 +64,7 @@ def _load(flush_ms: float, often: str) -> None:
             stderr=subprocess.DEVNULL,
         )
         try:
-            if not _has_judged(file):
+            if not _has_alerts(file):
                 row(
                     f"recorder, {MANY} ranks at {often}",
                     "not measured",
@@ -210,8 +210,8 @@ def _record_pattern(file: Path) -> rundir.RunFile:
     return run
 
 
-def _has_judged(file: Path, timeout_s: float = 120.0) -> bool:
-    """Wait until it has: the histories have been read by then."""
+def _has_alerts(file: Path, timeout_s: float = 120.0) -> bool:
+    """Wait for the first recorded alert: the histories have been read by then."""
     deadline_s = time.monotonic() + timeout_s
     while time.monotonic() < deadline_s:
         with suppress(DdpwatchError), closing(Recording(file)) as recorded:

@@ -325,7 +325,7 @@ class RankLostLimits(_Group, frozen=True):
     SEEN_ORDER_NS: ClassVar[int] = 20_000_000
     """Ends that were observed as they happened have an order if they are further apart than this, in ns."""
     PROOF_NS: ClassVar[int] = 2 * ORDER_NS
-    """A rank heard this long, in ns, after the end of another has outlived it: an earlier message was in flight."""
+    """A rank has outlived another if a message arrives this long, in ns, after its end: earlier ones were in flight."""
     MAX_STACK_AGE_NS: ClassVar[int] = 1_000_000_000
     """A stack that arrived longer than this, in ns, before the end does not describe it."""
     FOLLOWS_NS: ClassVar[int] = 60_000_000_000
@@ -450,9 +450,9 @@ class AlertLimits:
     STALE_STEPS: Final = 20
     """Steps without a new occurrence after which an alert is stale."""
     STALE_MAX_STEPS: Final = 60
-    """Upper bound of those steps for recurring episodes, whatever their usual gap."""
+    """Upper bound of those steps for recurring episodes, whatever their mean gap."""
     STALE_GAPS: Final = 4
-    """A recurring episode is stale after this many times its usual gap, in steps."""
+    """A recurring episode is stale after this many times its mean gap, in steps."""
     STALE_EVALUATIONS: Final = 3
     """Evaluations of the rules that must pass before an alert is stale."""
     STALE_NS: Final = 2_000_000_000

@@ -68,7 +68,7 @@ class Terminal:
         self._tail = b""
         self._read_s = 0.0
         """When the last of what is on the screen was read: drawing it takes pyte a while."""
-        self._heard: bytes | None = None
+        self._received: bytes | None = None
         """What has come since it only listens; None = it draws."""
         self._changed = threading.Condition()
         self._ended = False
@@ -149,16 +149,16 @@ class Terminal:
             return max(began_s, self._read_s)
 
     def only_listen(self) -> None:
-        """From now on draw nothing: that takes pyte longer than any terminal, and a core. Forget what was heard."""
+        """From now on draw nothing: that takes pyte longer than any terminal, and a core. Forget what was received."""
         with self._changed:
-            self._heard = b""
+            self._received = b""
 
     def wait_for_bytes(self, wanted: bytes, timeout_s: float = 30.0) -> float:
         """When these were read, on the monotonic clock, of what came since it only listens."""
         deadline_s = time.monotonic() + timeout_s
         with self._changed:
-            assert self._heard is not None
-            while wanted not in self._heard:
+            assert self._received is not None
+            while wanted not in self._received:
                 left_s = deadline_s - time.monotonic()
                 assert left_s > 0, f"waited for {wanted!r}: nothing within {timeout_s} s"
                 assert not self._ended, f"waited for {wanted!r}: the program has ended"
@@ -211,10 +211,10 @@ class Terminal:
                 self.bytes_read += len(data)
                 if data:
                     self._read_s = read_s
-                    if self._heard is None:
+                    if self._received is None:
                         self._feed(data)
                     else:
-                        self._heard = (self._heard + data)[-_MAX_OUTPUT_BYTES:]
+                        self._received = (self._received + data)[-_MAX_OUTPUT_BYTES:]
                 else:
                     self._ended = True
                 self._changed.notify_all()

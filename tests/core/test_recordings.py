@@ -22,8 +22,8 @@ from tests.recordings.make import (
     WORLD,
     events_of,
     monitor_of,
+    named_ranks,
     read,
-    told_of,
 )
 
 
@@ -115,7 +115,7 @@ def test_there_is_a_recording_of_every_way_to_hang():
 
 @pytest.mark.parametrize("kind", sorted(HUNG))
 def test_a_recorded_hang_leads_to_the_same_alerts(kind):
-    reported = told_of(read(HANGS / f"{kind}.msgpack.gz"), HUNG_WORLD)
+    reported = named_ranks(read(HANGS / f"{kind}.msgpack.gz"), HUNG_WORLD)
 
     assert reported == json.loads(REPORTED.read_text())[kind]
     assert {tuple(ranks) for _, ranks in reported} == {(0,) if kind == "save" else (HUNG_WORLD - 1,)}

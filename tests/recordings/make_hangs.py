@@ -20,7 +20,7 @@ from ddpwatch import wire
 from ddpwatch.sources.frames import Frame
 from tests.builders.hanging_job import Watched
 from tests.builders.zygote import Zygote
-from tests.recordings.make import HANGS, REPORTED, anonymous, read, told_of, write
+from tests.recordings.make import HANGS, REPORTED, anonymous, named_ranks, read, write
 
 KINDS = ("sleep", "stop", "kill", "raise", "mismatch", "skip", "abort", "data", "save", "side group", "lock")
 WORLD = 3
@@ -62,9 +62,9 @@ def main() -> None:
             path = HANGS / f"{kind.replace(' ', '-')}.msgpack.gz"
             guilty = 0 if kind == "save" else WORLD - 1
             write(path, record(zygote, kind, guilty), MAX_BYTES)
-            reported[path.name.partition(".")[0]] = told_of(read(path), WORLD)
-            print(f"{path.name}: {path.stat().st_size} bytes, {told_of(read(path), WORLD)}", flush=True)
-            if {tuple(ranks) for _, ranks in told_of(read(path), WORLD)} != {(guilty,)}:
+            reported[path.name.partition(".")[0]] = named_ranks(read(path), WORLD)
+            print(f"{path.name}: {path.stat().st_size} bytes, {named_ranks(read(path), WORLD)}", flush=True)
+            if {tuple(ranks) for _, ranks in named_ranks(read(path), WORLD)} != {(guilty,)}:
                 raise SystemExit("which is not what was reported at the time")
     finally:
         zygote.close()

@@ -233,7 +233,7 @@ class RankState:
     hello: Hello | None = None
     beat: Beat | None = None
     last_received_ns: int | None = None
-    """Viewer's clock at the last heartbeat, or at the first message before any heartbeat; None = never heard from."""
+    """Viewer's clock at the last heartbeat, or at the first message before any heartbeat; None = no message."""
     bye: Bye | None = None
     bye_ns: int | None = None
     """Viewer's clock at its exit message."""

@@ -30,7 +30,7 @@ Condition: TypeAlias = Literal["ok", "paused", "ended", "failed", "lost", "silen
 message, `silent` = its heartbeats stopped, or its process runs and never sent one, `missing` = expected, nothing is
 known."""
 RunCondition: TypeAlias = Literal["waiting", "live", "silent", "ended"]
-"""Of the run: `waiting` = no rank was heard from, `silent` = all ranks that were heard from are silent or ended."""
+"""Of the run: `waiting` = no rank has sent anything, `silent` = all ranks that have are silent or ended."""
 
 
 _Numbered: TypeAlias = (
