@@ -82,11 +82,11 @@ def _job(
 def _named(zygote: Zygote, kind: str, world_size: int) -> None:
     guilty = 0 if kind == "save" else world_size - 1
     with _job(zygote, kind, world_size, guilty, 1800.0) as job:
-        usual_s = max(p99_wait_ns(rank, DEFAULTS.judge.warmup_steps) or 0.0 for rank in job.ranks) / 1e9
+        p99_s = max(p99_wait_ns(rank, DEFAULTS.judge.warmup_steps) or 0.0 for rank in job.ranks) / 1e9
         began_s = time.monotonic()
         job.hang()
         job.until(job.named)
-        took_s = time.monotonic() - began_s - max(DEFAULTS.stall.least_s, DEFAULTS.stall.factor * usual_s)
+        took_s = time.monotonic() - began_s - max(DEFAULTS.stall.least_s, DEFAULTS.stall.factor * p99_s)
         named = {finding.ranks for finding in job.named()}
     # Of two ranks that disagree neither can be blamed: both are reported, or neither where one was aborted.
     right = named == {(guilty,)} or (world_size == 2 and all(guilty in ranks or not ranks for ranks in named))

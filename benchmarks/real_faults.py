@@ -145,7 +145,7 @@ def _train(rank: int, order: Order) -> None:
         optimizer.zero_grad()
         nn.functional.cross_entropy(model(batch), target).backward()
         optimizer.step()
-    assert agent.active, "the agent has switched itself off; there is nothing to judge"
+    assert agent.active, "the agent has switched itself off; there is nothing to evaluate"
     agent.close()
 
 

@@ -68,7 +68,7 @@ def main() -> None:
         f"x{ratio:.2f}",
         "x1.5",
         ratio <= 1.5,
-        f"{few[0] * 1e3:.1f} -> {many[0] * 1e3:.1f} ms; a new picture {few[1] * 1e3:.1f} -> {many[1] * 1e3:.1f} ms",
+        f"{few[0] * 1e3:.1f} -> {many[0] * 1e3:.1f} ms; a new snapshot {few[1] * 1e3:.1f} -> {many[1] * 1e3:.1f} ms",
     )
 
 

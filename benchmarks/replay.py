@@ -196,7 +196,7 @@ def main() -> None:
             row(f"replay -> first screen {name}, median of 3", f"{took_s:.2f} s", "2 s", took_s <= 2.0)
         worked_s = work(path)
         row(
-            f"seek, processor time up to the picture, p90 of {SEEKS}",
+            f"seek, processor time up to the snapshot, p90 of {SEEKS}",
             f"{worked_s[int(SEEKS * 0.9)] * 1e3:.0f} ms",
             "-",
             holds=True,

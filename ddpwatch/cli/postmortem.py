@@ -102,9 +102,9 @@ def _read(files: Sequence[str]) -> Reading:
                 for number, text in enumerate(chunk.texts, chunk.first_line):
                     if (mark := parse_line(text)) is not None:
                         diagnosis.add(name, number, mark)
-        if not tail.troubles:
+        if not tail.errors:
             diagnosis.read(name)
-        errors += [sanitize(error, _NAME_CHARS) for error in tail.troubles]
+        errors += [sanitize(error, _NAME_CHARS) for error in tail.errors]
     if errors and len(errors) == len(files):
         raise UsageError(f"{errors[0]}; name log files that can be read")
     return Reading(diagnosis, len(files) - len(errors), lines, errors)

@@ -16,6 +16,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from ddpwatch.errors import UsageError
+from ddpwatch.wire import BEAT_NS
 
 Share: TypeAlias = Annotated[float, Meta(gt=0, lt=10)]
 Factor: TypeAlias = Annotated[float, Meta(gt=1, le=1000)]
@@ -303,10 +304,6 @@ class GpuIdleLimits(_Group, frozen=True):
 class LivenessLimits:
     """When a rank, or a reading of its GPU, is out of date, and when a rank seems stuck."""
 
-    BEAT_NS: Final = 250_000_000
-    """Interval of heartbeats in ns."""
-    MANY_RANKS_BEAT_NS: Final = 1_000_000_000
-    """Interval of heartbeats in ns in runs of more than `MANY_RANKS` ranks."""
     NO_HEARTBEAT_NS: Final = 2_000_000_000
     """A rank without a heartbeat for this time in ns, eight in a row, is silent."""
     LONG_IN_PHASE_NS: Final = 1_000_000_000
@@ -325,12 +322,12 @@ class RankLostLimits(_Group, frozen=True):
 
     MAX_SEPARATE: ClassVar[int] = 3
     """More ranks than this share one alert."""
-    ORDER_NS: ClassVar[int] = LivenessLimits.BEAT_NS
+    ORDER_NS: ClassVar[int] = BEAT_NS
     """Ends that are at most one heartbeat interval apart, in ns, have no order."""
     SEEN_ORDER_NS: ClassVar[int] = 20_000_000
     """Ends that were observed as they happened have an order if they are further apart than this, in ns."""
     PROOF_NS: ClassVar[int] = 2 * ORDER_NS
-    """A rank heard this long, in ns, after the end of another has outlived it: an earlier message was in flight."""
+    """A rank has outlived another if a message arrives this long, in ns, after its end: earlier ones were in flight."""
     MAX_STACK_AGE_NS: ClassVar[int] = 1_000_000_000
     """A stack that arrived longer than this, in ns, before the end does not describe it."""
     FOLLOWS_NS: ClassVar[int] = 60_000_000_000
@@ -455,9 +452,9 @@ class AlertLimits:
     STALE_STEPS: Final = 20
     """Steps without a new occurrence after which an alert is stale."""
     STALE_MAX_STEPS: Final = 60
-    """Upper bound of those steps for recurring episodes, whatever their usual gap."""
+    """Upper bound of those steps for recurring episodes, whatever their mean gap."""
     STALE_GAPS: Final = 4
-    """A recurring episode is stale after this many times its usual gap, in steps."""
+    """A recurring episode is stale after this many times its mean gap, in steps."""
     STALE_EVALUATIONS: Final = 3
     """Evaluations of the rules that must pass before an alert is stale."""
     STALE_NS: Final = 2_000_000_000
@@ -522,6 +519,30 @@ class ScalingLimits:
     """A mean step of this many times the median is dominated by a few very long steps."""
     MIN_DIFFERENCE: Final = 0.05
     """Speedups by means and by medians that differ by less than this fraction are shown as one."""
+
+
+class CompareLimits:
+    """When two runs differ, and when their figures are means because step times have two modes."""
+
+    CONFIDENCE: Final = 0.95
+    """A difference is significant if its confidence interval of this level excludes zero."""
+    MIN_STEPS: Final = 20
+    """Steps that each run must have for a verdict."""
+    MIN_CHANGE: Final = 0.01
+    """Smallest relevant difference, as a fraction of the figure: two runs of one job hardly differ by less."""
+    MIN_SHARE_CHANGE: Final = 0.005
+    """Smallest relevant difference of the all-reduce share, as a fraction of the step."""
+    MODES_MIN_STEPS: Final = 60
+    """Steps, without the trimmed ones, that a run must have for two modes to be looked for."""
+    MODES_TRIM: Final = 0.05
+    """Fraction of the longest and of the shortest steps that is ignored in the search for two modes."""
+    MODES_MIN_FRACTION: Final = 0.08
+    """Minimum fraction of steps in the rarer mode; fewer are outliers."""
+    MODES_MIN_RATIO: Final = 1.1
+    """Minimum ratio of the medians of the two modes."""
+    MODES_MIN_SEPARATION: Final = 0.85
+    """Minimum fraction of the variance between the two modes. A trimmed normal distribution has 0.70, a uniform one
+    0.75."""
 
 
 class SummaryLimits:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from ddpwatch.core.compare.bootstrap import SMALLEST
+from ddpwatch.core.limits import CompareLimits
 from ddpwatch.core.state.sanitize import NAME_CHARS, sanitize
 from ddpwatch.core.units import UNPROVEN, count, finite, ms, percent, plural, ranks_text
 from ddpwatch.view.cells import Cell, Level, fit, pad
@@ -186,7 +186,7 @@ def _badly_text(side: Side) -> str:
 
 def _hung_text(found: Comparison, side: Side) -> str:
     """Text on hung steps; empty = none, or too short to matter."""
-    if side.hung is None or side.hung.share < SMALLEST:
+    if side.hung is None or side.hung.share < CompareLimits.MIN_CHANGE:
         return ""
     rank = f", for rank {side.hung.rank}" if side.hung.steps == 1 and side.hung.rank is not None else ""
     hidden = "" if found.by_means else ", which medians do not show"

@@ -38,7 +38,7 @@ def log_lines(run_view: RunView, columns: int, rows: int) -> list[Line]:
         return [[Cell(text, Level.DIM)] for text in wrap(HOW, columns)]
     read = Cell(f"{plural(logs.lines, 'line')} of {plural(logs.files, 'file')} read")
     lines = [fit([read, Cell(f" · {count(len(logs.marked))} of them say something", Level.DIM)], columns)]
-    lines += [fit([Cell(f"▲ {trouble}", Level.WARN)], columns) for trouble in logs.troubles[:2]]
+    lines += [fit([Cell(f"▲ {notice}", Level.WARN)], columns) for notice in logs.notices[:2]]
     if logs.verdict is not None:
         certain = "" if logs.verdict.certain else "most likely: "
         lines += paragraph(certain + logs.verdict.text, columns, Level.STRONG, lead=[Cell("✖ ", Level.BAD)])

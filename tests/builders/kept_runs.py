@@ -88,7 +88,7 @@ def record(recorder: Recorder, frames: list[Frame], run_id: str = RUN_ID) -> Mon
         while not follower.idle:
             follower.advance(0)
             follower.drain()
-            while recorder._backlog and not recorder.trouble:
+            while recorder._backlog and not recorder.write_error:
                 # As in real time, where each second is written before the next has come.
                 time.sleep(0.001)
         follower.monitor.evaluate_now()

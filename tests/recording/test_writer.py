@@ -399,10 +399,10 @@ def test_retention_by_age_keeps_a_readable_rest(path, recorded, monkeypatch):
     assert 120 * S <= attempt.last_ns - attempt.first_ns < 200 * S
     begin = recording.checkpoint(attempt, attempt.first_ns)
     assert begin is not None
-    readout = StepReader(recording, attempt)
-    windows = list(readout.windows(unusual=True))
+    reader = StepReader(recording, attempt)
+    windows = list(reader.windows(unusual=True))
     assert sum(len(window) for window in windows) >= 120
-    assert all(rank.hello is not None and rank.lost == 0 for rank in readout.state.ranks.values())
+    assert all(rank.hello is not None and rank.lost == 0 for rank in reader.state.ranks.values())
 
 
 def test_retention_by_size_shrinks_the_file(path, recorded, monkeypatch):
@@ -445,11 +445,11 @@ def test_a_full_disk_is_reported_once_and_the_gap_is_counted(path, recorded, mon
         for first in range(80, 640, 20):
             # By portions: a single one would fit into the rest of the last page.
             follow(recorder, frames[first : first + 20])
-            wait_for(lambda: recorder.trouble or not recorder._backlog)
-        assert recorder.trouble
+            wait_for(lambda: recorder.write_error or not recorder._backlog)
+        assert recorder.write_error
         assert recorder.dropped_frames
         database.execute("PRAGMA max_page_count = 1000000")
-        wait_for(lambda: not recorder.trouble and not recorder._backlog)
+        wait_for(lambda: not recorder.write_error and not recorder._backlog)
         monkeypatch.setattr(recorder_module, "BACKLOG_BYTES", 64 << 20)
         follow(recorder, frames[640:])
 

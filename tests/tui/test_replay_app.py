@@ -432,15 +432,15 @@ async def test_errors_of_a_recording_being_written_are_shown(size):
     from ddpwatch.tui.feed import Feed
     from tests.tui.stage import no_runs, played
 
-    recorder = SimpleNamespace(trouble="", dropped_frames=0)
+    recorder = SimpleNamespace(write_error="", dropped_frames=0)
     follower = played("healthy", upto=120)
     feed = Feed(DEFAULTS, follows=follower, find=no_runs, recorder=recorder)
     async with staged(follower, size, feed=feed) as stage:
         assert "◉ REC" in stage.header
-        recorder.trouble = "cannot write run.ddpw: database or disk is full"
+        recorder.write_error = "cannot write run.ddpw: database or disk is full"
         follower.go_on(10)
         await stage.sees("▲ REC", "▲ not recorded: cannot write run.ddpw: database or d")
         assert "q quit" in stage.lines()[-1]
-        recorder.trouble, recorder.dropped_frames = "", 12
+        recorder.write_error, recorder.dropped_frames = "", 12
         follower.go_on(10)
         await stage.sees("▲ not recorded: 12 frames")

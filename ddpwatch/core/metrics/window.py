@@ -319,7 +319,7 @@ class ComparedRanks:
 
 
 def compared_ranks(state: RunState) -> ComparedRanks:
-    """Ranks to compare: all that were heard from, except those that left while the others trained on.
+    """Ranks to compare: all that have sent anything, except those that left while the others trained on.
 
     A rank that ended or went silent within the window still counts, so that the last figures of a run that ends or
     hangs cover the whole world. One that is out of step does not.

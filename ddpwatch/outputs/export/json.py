@@ -60,7 +60,7 @@ def write_json(exported: Exported, file: IO[str]) -> None:
             "attempts": len(exported.recorded.attempts),
             "recorded": {"from": iso(attempt.first_ns), "to": iso(attempt.last_ns)},
             "manifest": {**manifest_object(state), **_recorded_by(attempt.recorded_by)},
-            "steps": {"left_out": exported.readout.skipped, **_steps(aggregate)},
+            "steps": {"left_out": exported.reader.skipped, **_steps(aggregate)},
             "ranks": _ranks(state, aggregate),
             "logged": {name: _series(series) for name, series in exported.logged.series.items()},
             "alerts": [alert_entry(alert) for alert in alerts_at_worst(exported.recorded, attempt, state)],
