@@ -139,13 +139,13 @@ METHOD_OR_LAYOUT = {
     "compare.bootstrap.RESAMPLES",
     "compare.bootstrap.SEED",
     "compare.bootstrap.STRETCH_STEPS",
-    "compare.random_walk.BLOCKS_FREEDOM",
-    "compare.random_walk.COSINES",
-    "compare.random_walk.FAR_PARTS",
-    "compare.random_walk.LONG_BLOCKS",
-    "compare.random_walk.MAX_PARTS",
-    "compare.random_walk.MIN_PART_STEPS",
-    "compare.random_walk.STEADY",
+    "compare.random_walk_interval.BLOCKS_FREEDOM",
+    "compare.random_walk_interval.COSINES",
+    "compare.random_walk_interval.FAR_PARTS",
+    "compare.random_walk_interval.LONG_BLOCKS",
+    "compare.random_walk_interval.MAX_PARTS",
+    "compare.random_walk_interval.MIN_PART_STEPS",
+    "compare.random_walk_interval.STEADY",
 }
 """Numbers beside their use: constants of a method or an order, text lengths, bounds of memory and of input."""
 

@@ -40,7 +40,7 @@ def raises_on_flag(rank, store, flag):
 DYING = """
 import mmap, os, signal, struct, sys
 from ddpwatch.cli import main
-from ddpwatch.recording.storage import RecordingFile
+from ddpwatch.recording.sqlite_store import RecordingFile
 
 with open(sys.argv[1], "r+b") as file:
     stamp = mmap.mmap(file.fileno(), 16)
