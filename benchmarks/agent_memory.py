@@ -54,8 +54,8 @@ def main() -> None:
     }
     percent = 100 * used_s[publisher.native_id] / BEAT_S
     row(
-        "agent thread at 4 Hz, steps of some 10 ms", f"{percent:.2f} % core", f"{BUDGET_THREAD} %",
-        percent <= BUDGET_THREAD, "grain 0.1 %",
+        "agent thread at 4 Hz, steps of some 10 ms", f"{percent:.2f}% core", f"{BUDGET_THREAD}%",
+        percent <= BUDGET_THREAD, "grain 0.1%",
     )  # fmt: skip
     agent.close()
 

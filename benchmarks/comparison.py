@@ -27,13 +27,13 @@ if TYPE_CHECKING:
 PAIRS = 60
 STEPS = 200
 BUDGET = 0.95
-WALKS = ((0.0, "steady"), (0.0005, "walking 0.05 % a step"), (0.002, "walking 0.2 % a step"))
+WALKS = ((0.0, "steady"), (0.0005, "walking 0.05% a step"), (0.002, "walking 0.2% a step"))
 MAX_WALK = 0.001
 """Std. deviation of the random walk, per step, from which on equal runs really differ and have no budget."""
 SHARED_STEPS = 290
 SHARED_MS, SHARED_SPREAD_MS = 16.4, 3.2
 HELD_BUDGET = 0.85
-"""Min. coverage of the 95 % intervals: 290 steps that come in alike dozens are a small sample."""
+"""Min. coverage of the 95% intervals: 290 steps that come in alike dozens are a small sample."""
 WIDE_BUDGET = 0.12
 """Max. half width of an interval, as a fraction: a wider one would cover anything."""
 ALIKE = ("inside noise", "too small")
@@ -78,7 +78,7 @@ def shared_rows() -> None:
         longer: [_steps(shared(2 * seed), shared(2 * seed + 1, longer)) for seed in range(PAIRS)]
         for longer in (1.0, 1.2)
     }
-    for longer, truth, what in ((1.0, ALIKE, "equal runs"), (1.2, ("slower",), "a run 20 % slower")):
+    for longer, truth, what in ((1.0, ALIKE, "equal runs"), (1.2, ("slower",), "a run 20% slower")):
         right = sum(steps.verdict in truth for steps in reported[longer]) / PAIRS
         row(f"compare: {what}, among others", f"{right:.0%} {' or '.join(truth)}", f">={BUDGET:.0%}", right >= BUDGET)
     estimates = [each for steps in reported[1.0] for each in (steps.a, steps.b) if each is not None]
@@ -97,7 +97,7 @@ def _steps(a: StepSample, b: StepSample) -> Difference:
 def main() -> None:
     """The fraction of pairs with the right answer."""
     for drift, words in WALKS:
-        for step_ms, truth, what in ((100.0, ALIKE, "equal runs"), (105.0, ("slower",), "a run 5 % slower")):
+        for step_ms, truth, what in ((100.0, ALIKE, "equal runs"), (105.0, ("slower",), "a run 5% slower")):
             right = sum(verdict in truth for verdict in verdicts(drift, step_ms)) / PAIRS
             bounded = drift < MAX_WALK
             budget = f">={BUDGET:.0%}" if bounded else "-"

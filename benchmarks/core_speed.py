@@ -166,8 +166,8 @@ def main() -> None:
     few_alone = price(state(FEW_RANKS), FEW_RANKS, SECONDS)
     row(
         f"viewer, {RANKS} ranks x {STEPS_PER_S} steps/s for {SECONDS} s",
-        f"{100 * all_of_it.core:.1f} % core", f"{100 * BUDGET_CORE:.0f} %", all_of_it.core <= BUDGET_CORE,
-        f"decoding and state {100 * alone.core:.1f} %, judging {100 * (all_of_it.core - alone.core):.1f} %",
+        f"{100 * all_of_it.core:.1f}% core", f"{100 * BUDGET_CORE:.0f}%", all_of_it.core <= BUDGET_CORE,
+        f"decoding and state {100 * alone.core:.1f}%, judging {100 * (all_of_it.core - alone.core):.1f}%",
     )  # fmt: skip
     ratio = all_of_it.us_per_event / few.us_per_event
     row(

@@ -1,7 +1,7 @@
 """Confusion matrix and detection delay of the straggler rule on synthetic runs whose truth is known.
 
 A faulty run has one slow rank. Its effect is the time added to each step that is hit, as a fraction of a healthy step;
-from 10 % on it must be found, below that it must at least not be blamed on another rank. A healthy run must have
+from 10% on it must be found, below that it must at least not be blamed on another rank. A healthy run must have
 no alert.
 """
 
@@ -111,7 +111,7 @@ def report(verdicts: list[Verdict]) -> bool:
     latencies = sorted(verdict.found_after for verdict in found if verdict.found_after is not None)
     small = [verdict for verdict in verdicts if verdict.trial.size < MUST_FIND]
     print(f"{'':14}{'blamed':>10}{'silent':>10}")
-    print(f"{'faulty >= 10 %':14}{len(found):>10}{len(must) - len(found):>10}")
+    print(f"{'faulty >= 10%':14}{len(found):>10}{len(must) - len(found):>10}")
     print(f"{'healthy':14}{false_alarms:>10}{len(verdicts) - false_alarms:>10}\n")
     goals = [
         ("precision", len(found) / max(1, len(found) + false_alarms), 0.99, True),
@@ -121,7 +121,7 @@ def report(verdicts: list[Verdict]) -> bool:
         ("steps to the alert, median", float(median(latencies)), 20.0, False),
         ("steps to the alert, p95", float(latencies[int(0.95 * len(latencies))]), 40.0, False),
         (
-            "below 10 %: others blamed",
+            "below 10%: others blamed",
             sum(verdict.others_blamed for verdict in small) / max(1, len(small)),
             0.01,
             False,
@@ -140,7 +140,7 @@ def report(verdicts: list[Verdict]) -> bool:
     for (pattern, size, noise), times in missed.most_common(8):
         print(f"      not found {times} x: {pattern}, +{size:.0%}, noise {noise:.0%}")
     detected = sum(verdict.found_after is not None for verdict in small)
-    print(f"      below 10 %: {detected} of {len(small)} found\n")
+    print(f"      below 10%: {detected} of {len(small)} found\n")
     return reached
 
 
@@ -149,7 +149,7 @@ def main() -> None:
     pairs = int(sys.argv[1]) if len(sys.argv) > 1 else PAIRS
     with ProcessPoolExecutor(os.cpu_count()) as pool:
         verdicts = list(pool.map(try_out, trials(pairs), chunksize=8))
-    print(f"{pairs} faulty and {pairs} healthy runs, worlds 2-256, effects 5-200 % of a step, three levels of noise\n")
+    print(f"{pairs} faulty and {pairs} healthy runs, worlds 2-256, effects 5-200% of a step, three levels of noise\n")
     reached = report(verdicts)
     long_run = Scenario(8, steps=HEALTHY_STEPS, noise=0.03, evaluate_every=500, seed=9)
     blamed = blames(long_run)

@@ -85,7 +85,7 @@ def main() -> None:
         noise=f"{reported['reading_s']:.1f} s reading, the rest in ZeroMQ's thread, beside it",
     )
     row("  the crowd's, which real ranks have hosts for", f"{reported['crowd_s']:.1f} s", "-", holds=True)
-    row(f"  viewer at {1000 / FLUSH_MS:.0f} Hz, of a core", f"{reported['cpu']:.1%}", "45 %", reported["cpu"] <= 0.45)
+    row(f"  viewer at {1000 / FLUSH_MS:.0f} Hz, of a core", f"{reported['cpu']:.1%}", "45%", reported["cpu"] <= 0.45)
     most = f"at most {reported['peak'] >> 20} MiB"
     row("  memory", f"{reported['rss'] >> 20} MiB", "250 MB", reported["rss"] <= 250e6, most)
     row("  messages lost, ranks not heard", f"{reported['lost']}, {reported['unheard']}", "-", holds=True)

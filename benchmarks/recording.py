@@ -68,7 +68,7 @@ def _load(flush_ms: float, often: str) -> None:
                 row(
                     f"recorder, {MANY} ranks at {often}",
                     "not measured",
-                    "20 %",
+                    "20%",
                     holds=False,
                     noise="too busy a machine",
                 )
@@ -96,7 +96,7 @@ def _load(flush_ms: float, often: str) -> None:
     rate += f"; a fixed loop {pace:.0f} ms"
     if child.late_turns:
         rate += "; ranks were late, it does not count"
-    row(f"recorder, {MANY} ranks at {often}, of a core", f"{share:.1%}", "20 %", share <= 0.2, rate)
+    row(f"recorder, {MANY} ranks at {often}, of a core", f"{share:.1%}", "20%", share <= 0.2, rate)
     row("  on disk, a rank-step", f"{each:.0f} bytes", "150", each <= 150, f"{grown / LOAD_S / 1e6:.2f} MB/s")
     row("  memory", f"{rss >> 20} MiB", "-", holds=True)
 

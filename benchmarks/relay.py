@@ -170,7 +170,7 @@ def main() -> None:
     row("  relay, until it hears all ranks", f"{heard_s:.1f} s", "-", whole["heard"] == ranks, cpu)
     memory = f"{_slope(half, whole, ranks, 'alone_rss') / 1024:.0f} KiB a rank, {whole['rss'] >> 20} MiB with a viewer"
     row("  relay, memory", f"{whole['alone_rss'] >> 20} MiB", "-", holds=True, noise=memory)
-    row("  viewer, of a core", f"{seen['cpu']:.1%}", "45 %", seen["cpu"] <= 0.45)
+    row("  viewer, of a core", f"{seen['cpu']:.1%}", "45%", seen["cpu"] <= 0.45)
     row("  viewer, a frame", f"{seen['cpu'] / per_s * 1e6:.0f} us", "-", holds=True, noise=f"{per_s:.0f} frames/s")
     memory = f"{(seen['rss'] - half['viewer']['rss']) / (ranks - ranks // 2) / 1024:.0f} KiB a rank"
     row("  viewer, memory", f"{seen['rss'] >> 20} MiB", "250 MB", seen["rss"] <= 250e6, memory)

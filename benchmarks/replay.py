@@ -191,7 +191,7 @@ def main() -> None:
         span_s = make(path, megabytes * 1_000_000)
         made = f"{_size(path) / 1e6:.0f} MB, {RANKS} ranks, {span_s / 3600:.1f} h"
         row(f"recording made: {made}", f"{time.monotonic() - began_s:.0f} s", "-", holds=True)
-        for name, arguments in (("at its beginning", ()), ("at 90 %", ("--at", "90%"))):
+        for name, arguments in (("at its beginning", ()), ("at 90%", ("--at", "90%"))):
             took_s = start(path, *arguments)
             row(f"replay -> first screen {name}, median of 3", f"{took_s:.2f} s", "2 s", took_s <= 2.0)
         worked_s = work(path)

@@ -50,7 +50,7 @@ def load() -> None:
         took_s = time.monotonic() - began_s
         share = (_cpu_s(process) - spent_s) / took_s
         rss = process.memory_info().rss
-        row(f"viewer, {MANY} ranks at 4 Hz, of a core", f"{share:.1%}", "35 %", share <= 0.35)
+        row(f"viewer, {MANY} ranks at 4 Hz, of a core", f"{share:.1%}", "35%", share <= 0.35)
         row(f"viewer, {MANY} ranks, memory", f"{rss >> 20} MiB", "200 MB", rss <= 200e6)
         row("  of that since the first snapshot", f"{(rss - first_bytes) >> 20} MiB", "-", holds=True)
         row(
@@ -176,7 +176,7 @@ def _rest(what: str, terminal: Terminal) -> None:
     time.sleep(MEASURE_S)
     share = (_cpu_s(process) - spent_s) / MEASURE_S
     sent = (terminal.bytes_read - bytes_before) / MEASURE_S
-    row(f"idle, {what}, of a core", f"{share:.1%}", "3 %", share <= 0.03, f"{sent:.0f} bytes/s to the terminal")
+    row(f"idle, {what}, of a core", f"{share:.1%}", "3%", share <= 0.03, f"{sent:.0f} bytes/s to the terminal")
 
 
 def _cpu_s(process: psutil.Process) -> float:

@@ -46,13 +46,13 @@ def duration(seconds: float) -> str:
 
 
 def count(number: float) -> str:
-    """A whole number in groups of three: 12 431."""
-    return f"{round(number):,}".replace(",", " ")
+    """A whole number in groups of three: 12,431."""
+    return f"{round(number):,}"
 
 
 def percent(share: float | None) -> str:
     """A fraction as a whole percentage."""
-    return UNPROVEN if share is None else f"{round(share * 100)} %"
+    return UNPROVEN if share is None else f"{round(share * 100)}%"
 
 
 def rounded_to_total(shares: Sequence[float], total: int) -> list[int]:

@@ -21,7 +21,7 @@ WORK_S: Final = 0.033
 MAX_WORK_S: Final = 0.3
 """Longest work of a rank in a step, in seconds: the rules need a number of steps in each segment."""
 WORK_PER_REDUCE: Final = 50.0
-"""Work as a multiple of an all-reduce, which takes twice as long beside computation: about 4 % of the step."""
+"""Work as a multiple of an all-reduce, which takes twice as long beside computation: about 4% of the step."""
 MIN_LAG_S: Final = 0.01
 """Shortest lag in seconds: a shorter one would be hidden by the scheduler of a fast machine."""
 MAX_PACE: Final = 4.0

@@ -1,6 +1,6 @@
 """GPUs of a synthetic run, one per rank, with figures that follow the steps.
 
-A rank that computes slowly is hot, one that waits in the all-reduce is at 100 %, one that waits for data is not.
+A rank that computes slowly is hot, one that waits in the all-reduce is at 100%, one that waits for data is not.
 Figures are a function of the time.
 """
 

@@ -135,9 +135,9 @@ def _headline(run_view: RunView, figures: Figures) -> Line:
         wire, waiting = wire_and_waiting(figures.share, figures.wire_share)
         line += [
             Cell(" = "),
-            Cell(f"wire {wire} %", Level.WIRE),
+            Cell(f"wire {wire}%", Level.WIRE),
             Cell(" + "),
-            Cell(f"waiting {waiting} %", Level.WAITING),
+            Cell(f"waiting {waiting}%", Level.WAITING),
         ]
     if mark:
         rating = Cell(mark, Level.WARN)

@@ -104,7 +104,7 @@ def verdict_text(found: Comparison) -> str:
     if verdict == "inside noise":
         return f"Inside noise: B takes {change}; two runs of the same thing differ by as much."
     if verdict == "too small":
-        least = f"{found.headline.smallest * 100:.6g} %"
+        least = f"{found.headline.smallest * 100:.6g}%"
         return f"Too small to matter: B takes {change}; two runs of the same thing may differ by {least} for no reason."
     return f"B is {verdict}: it takes {change}."
 
@@ -124,12 +124,12 @@ def gate_text(found: Comparison, sides: tuple[Side, Side], max_slowdown: float) 
 
 
 def _speed_text(found: Comparison, max_slowdown: float) -> str:
-    allowed = f"at most {max_slowdown * 100:.6g} % slower"
+    allowed = f"at most {max_slowdown * 100:.6g}% slower"
     slowdown = found.slowdown
     if found.fails(max_slowdown):
         return f"failed: {allowed}"
     if slowdown is not None and slowdown.value > max_slowdown:
-        looks = f"it looks {_signed(slowdown.value).removeprefix('+')} % slower"
+        looks = f"it looks {_signed(slowdown.value).removeprefix('+')}% slower"
         chance = f"by chance alone it may be anything between {_between(slowdown)}"
         return f"not decided, and so not failed: {allowed}; {looks}, but {chance}. Longer recordings tell more"
     return f"passed: {allowed}"
@@ -225,7 +225,7 @@ def _row(found: Comparison, difference: Difference, columns: int) -> Line:
     decides = difference.name == found.headline.name
     changed = interval = UNPROVEN
     if change is not None:
-        changed = f"{_signed(change.value)} {'pt' if difference.name == 'share' else '%'}"
+        changed = f"{_signed(change.value)}{' pt' if difference.name == 'share' else '%'}"
         interval = f"{_signed(change.low)} … {_signed(change.high)}"
     return [
         Cell(pad(NAMES.get(difference.name, difference.name), _NAME_COLUMNS), Level.STRONG if decides else Level.PLAIN),
@@ -247,7 +247,7 @@ def _figure(difference: Difference, estimate: Estimate | None, columns: int) -> 
 
 
 def _share(share: float) -> str:
-    return f"{share * 100:.1f} %"
+    return f"{share * 100:.1f}%"
 
 
 def _signed(part: float) -> str:
@@ -260,11 +260,11 @@ def _signed(part: float) -> str:
 
 
 def _percent(part: float) -> str:
-    return f"{_signed(abs(part)).removeprefix('+')} % {'more' if part >= 0 else 'less'}"
+    return f"{_signed(abs(part)).removeprefix('+')}% {'more' if part >= 0 else 'less'}"
 
 
 def _between(estimate: Estimate) -> str:
-    return f"{_signed(estimate.low)} and {_signed(estimate.high)} %"
+    return f"{_signed(estimate.low)} and {_signed(estimate.high)}%"
 
 
 def _remarks(found: Comparison) -> Iterator[str]:
@@ -277,7 +277,7 @@ def _remarks(found: Comparison) -> Iterator[str]:
         yield f"The batches differ: {count(a.effective_batch or 0)} and {count(b.effective_batch or 0)} samples."
     for letter, kinds in zip("AB", found.kinds, strict=True):
         if kinds is not None:
-            long, short = f"{kinds.long_share * 100:.0f} % take about {ms(kinds.long_ns)} ms", ms(kinds.short_ns)
+            long, short = f"{kinds.long_share * 100:.0f}% take about {ms(kinds.long_ns)} ms", ms(kinds.short_ns)
             yield f"The steps of {letter} are of two kinds: {long}, the others about {short} ms."
     if found.by_means:
         yield "So means are compared, and not medians: no single step is usual."

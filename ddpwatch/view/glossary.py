@@ -15,13 +15,13 @@ GLOSSARY: Final[dict[str, dict[str, str]]] = {
         "00:42:17": "How long the job has been running, by the ranks' own clocks.",
         "batch": "Effective batch: samples of all ranks in one step, gradient accumulation included.",
         "scaling, % of 8×": (
-            "Only with --baseline, throughput against as many times that of the one process in the recording: 100 % "
+            "Only with --baseline, throughput against as many times that of the one process in the recording: 100% "
             "loses nothing."
         ),
     },
     "all-reduce": {
         "all-reduce share": (
-            "Part of the step in which ranks stand in communication and compute nothing: above 10 % it is worth a "
+            "Part of the step in which ranks stand in communication and compute nothing: above 10% it is worth a "
             "look, and the split says where to look."
         ),
         "sync": "A rank's time in communication that it could not hide behind computing: wire and waiting together.",
@@ -31,7 +31,7 @@ GLOSSARY: Final[dict[str, dict[str, str]]] = {
         ),
         "waiting": "Time in which ranks wait for slower ones: much of it means that a rank is slow, not the network.",
         "overlap": (
-            "Part of the gradient all-reduce that is hidden behind the backward pass: 100 % costs nothing; it needs "
+            "Part of the gradient all-reduce that is hidden behind the backward pass: 100% costs nothing; it needs "
             "bucket timing."
         ),
         "bucket": "Gradients that DDP sends together: sent as soon as they are ready, so the last one shows most.",
@@ -51,7 +51,7 @@ GLOSSARY: Final[dict[str, dict[str, str]]] = {
         "backward, bwd": "Time in the backward pass without waiting for the all-reduce: about twice the forward pass.",
         "optimizer, opt": "Time in optimizer.step(): the same on every rank unless one does extra work there.",
         "other": "What is left of the step: loss, clipping, logging, evaluation, checkpoints, Python.",
-        "CPU %": "CPU use of the rank's process: 100 % is one core, more means several threads.",
+        "CPU %": "CPU use of the rank's process: 100% is one core, more means several threads.",
         "RSS": "Memory of the rank's process on its host, not on the GPU: growing without end means a leak.",
         "of ranks'": "Part that a rank has of the RSS of all ranks on its host: not of the host's memory.",
         "lost": "Messages of a rank that did not arrive here: the training is unharmed, the figures have gaps.",
@@ -61,10 +61,10 @@ GLOSSARY: Final[dict[str, dict[str, str]]] = {
     "GPUs": {
         "GPU %, util": (
             "Part of the last second in which a kernel ran on the GPU: a rank that waits in an NCCL all-reduce is at "
-            "100 % as well, so look at what of it is waiting."
+            "100% as well, so look at what of it is waiting."
         ),
         "GPU % with ░": "Much of the utilisation is waiting for slower ranks in the all-reduce: not work.",
-        "GPU mem, memory": "Memory of the GPU in use, of all processes: above 95 % and growing it will run out.",
+        "GPU mem, memory": "Memory of the GPU in use, of all processes: above 95% and growing it will run out.",
         "▆ ▄ ▂ of memory": "Reserved by torch, the rest of the rank's process, and other processes on the GPU.",
         "tensors": "What torch's tensors take of the memory that it has reserved: far less means fragmentation.",
         "all GPUs": "With many GPUs one sign each, host by host: how much of the time it works for the training.",
@@ -75,7 +75,7 @@ GLOSSARY: Final[dict[str, dict[str, str]]] = {
         "· power cap": "The clocks are held down by the power limit: normal at full load.",
         "✖ Xid 79": "An error that the GPU's driver has told, by its number: the rank's page says what it means.",
         "✖ ECC 2": "Errors of the GPU's memory that could not be corrected, since its driver was loaded.",
-        "history": "Utilisation of the last readings, one a second, newest at the right: the top is 100 %.",
+        "history": "Utilisation of the last readings, one a second, newest at the right: the top is 100%.",
     },
     "states and marks": {
         "ok": "The rank is heard four times a second and trains.",
@@ -99,7 +99,7 @@ GLOSSARY: Final[dict[str, dict[str, str]]] = {
         "▲ SILENT": "No rank is heard any more and none has said goodbye: the network, or all of them have stopped.",
         "■ ENDED": "All ranks have gone: what is shown is how they left.",
         "‖ PAUSED": "The screen stands still; the training goes on and nothing of it is lost meanwhile.",
-        "‖ STEP 1 240": "The screen looks back at that step: figures, charts and alerts are as they were then.",
+        "‖ STEP 1,240": "The screen looks back at that step: figures, charts and alerts are as they were then.",
     },
     "charts": {
         "heat map": (

@@ -87,7 +87,7 @@ def allreduce_card(run_view: RunView, columns: int) -> list[Line]:
     if figures.wire_share is None:
         return [first, [Cell("wire or waiting: ranks missing", Level.DIM)], []]
     wire, waiting = wire_and_waiting(figures.share, figures.wire_share)
-    second = [Cell(f"wire {wire} + waiting {waiting} %", Level.PLAIN)]
+    second = [Cell(f"wire {wire} + waiting {waiting}%", Level.PLAIN)]
     stragglers = [finding for finding in run_view.worst.values() if finding.rule == rules.STRAGGLER]
     slow = max(stragglers, key=lambda finding: finding.cost or 0.0, default=None)
     if slow is not None and waiting > wire:
@@ -112,7 +112,7 @@ def device_card(run_view: RunView, columns: int) -> list[Line]:
         return [_unproven("no rank heard"), [], []]
     card = [
         [
-            Cell(f"{count(totals.cpu_percent)} % CPU", Level.STRONG),
+            Cell(f"{count(totals.cpu_percent)}% CPU", Level.STRONG),
             Cell(f"   most {count(totals.max_cpu_percent)}", Level.DIM),
         ],
         [Cell(f"{size(totals.rss_bytes)} of memory in all", Level.DIM)],
@@ -131,7 +131,7 @@ def _with_hindsight(run_view: RunView, card: list[Line]) -> list[Line]:
 
 def _gpu_card(gpus: GpuTotals, columns: int) -> list[Line]:
     """Utilization with its part spent waiting; the fullest, the hottest, and the most throttled GPU."""
-    first = [Cell(UNPROVEN if gpus.util_percent is None else f"{gpus.util_percent:.0f} %", Level.STRONG)]
+    first = [Cell(UNPROVEN if gpus.util_percent is None else f"{gpus.util_percent:.0f}%", Level.STRONG)]
     if gpus.waiting_percent is not None and gpus.waiting_percent >= WORTH_SAYING_PERCENT:
         waiting = f"{gpus.waiting_percent:.0f} waiting"
         words = (f"   of it {waiting}", f"   {waiting}")

@@ -36,7 +36,7 @@ def part_words(scaling: Scaling, name: str, *, gained: bool = False) -> str:
 
 
 def scaling_sentence(scaling: Scaling, *, by_means: bool = False) -> str:
-    """`4 ranks run 3.33× as fast as one: 83 %; 9 % wire, 6 % waiting for rank 3, 2 % data`.
+    """`4 ranks run 3.33× as fast as one: 83%; 9% wire, 6% waiting for rank 3, 2% data`.
 
     Adds the speedup by medians if it differs; not with `by_means`, where the figures beside it are means.
     """
@@ -47,9 +47,9 @@ def scaling_sentence(scaling: Scaling, *, by_means: bool = False) -> str:
         text += f" over all time ({_speedup_text(scaling.median_speedup)} by medians)"
     text += f": {percent(scaling.efficiency)}"
     shown = whole_percents(scaling)
-    lost = [f"{shown[name]} % {part_words(scaling, name)}" for name in _largest_first(shown) if shown[name] > 0]
+    lost = [f"{shown[name]}% {part_words(scaling, name)}" for name in _largest_first(shown) if shown[name] > 0]
     gains = [name for name in reversed(_largest_first(shown)) if shown[name] < 0]
-    won = [f"{-shown[name]} % gained in {part_words(scaling, name, gained=True)}" for name in gains]
+    won = [f"{-shown[name]}% gained in {part_words(scaling, name, gained=True)}" for name in gains]
     if lost or won:
         text += "; " + ", ".join([*lost, *won])
     return f"{text}; batches are not told and taken as equal" if scaling.by_steps else text
@@ -66,7 +66,7 @@ def scaling_doubt(scaling: Scaling) -> str:
         mean = f"mean {ms(baseline.step_ns)} ms, " if baseline.is_uneven else ""
         steps = f" ({mean}median {ms(baseline.median_ns)} ms, p99 {ms(baseline.p99_ns)} ms)"
     how = "its steps are uneven" if baseline.is_uneven else "it was slower than a rank of this run"
-    lead = "more than 100 % is implausible; the baseline was disturbed" if implausible else "the baseline was disturbed"
+    lead = "more than 100% is implausible; the baseline was disturbed" if implausible else "the baseline was disturbed"
     return f"{lead}, most likely: {how}{steps}. Record it again"
 
 
@@ -87,7 +87,7 @@ def _speedup_text(speedup: float) -> str:
 
 
 def scaling_mark(scaling: Scaling) -> Cell:
-    """Efficiency for a card: `83 % of 4×`."""
+    """Efficiency for a card: `83% of 4×`."""
     of = f"{percent(scaling.efficiency)} of {scaling.run.world_size}×"
     return Cell(of, Level.PLAIN if scaling.efficiency >= ScalingLimits.GOOD_EFFICIENCY else Level.WARN)
 
@@ -106,7 +106,7 @@ def waterfall(scaling: Scaling, columns: int) -> list[Line]:
         before = min(before, bar_columns - filled)
         return [
             Cell(f"  {name:<{name_columns}}", Level.PLAIN if sign else Level.DIM),
-            Cell(f"{sign or ' '}{percent:>3} %  ", Level.STRONG),
+            Cell(f"{sign or ' '}{percent:>3}%  ", Level.STRONG),
             Cell(" " * before + "█" * filled, level),
         ]
 

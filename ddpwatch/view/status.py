@@ -222,7 +222,7 @@ def _allreduce_line(figures: Figures, mark: str) -> Line:
         line.append(Cell(" of the step; wire or waiting is unproven: not all ranks are heard"))
     else:
         wire, waiting = wire_and_waiting(figures.share, figures.wire_share)
-        line.append(Cell(f" = wire {wire} % + waiting {waiting} %"))
+        line.append(Cell(f" = wire {wire}% + waiting {waiting}%"))
     if mark:
         line.append(Cell(f"  {mark}", Level.WARN))
     if figures.overlap is not None:

@@ -315,7 +315,7 @@ def _hung_sentence(hung: HungSteps, alerts: Sequence[Alert], aggregate: RunAggre
 
 def _network(share: float, wire: float) -> str:
     on_wire, waiting = wire_and_waiting(share, wire)
-    parts = f"{on_wire} % on the wire and {waiting} % waiting for slower ranks"
+    parts = f"{on_wire}% on the wire and {waiting}% waiting for slower ranks"
     return f"The network held the job back: {percent(share)} of the time went into the all-reduce, {parts}."
 
 

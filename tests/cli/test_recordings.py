@@ -197,7 +197,7 @@ def test_of_a_file_that_was_cut_off_all_read_the_same(in_process, whole, tmp_pat
     assert [result.returncode for result in (csv, exported, report)] == [0, 0, 0]
     line = report.stderr
     assert line.startswith("ddpwatch: cut.ddpw is damaged: ")
-    assert f"the last {100 - round(100 * part)} % of the file is cut off" in line
+    assert f"the last {100 - round(100 * part)}% of the file is cut off" in line
     damage, _, rest = line.partition(";")
     assert damage.endswith("alerts may be missing")
     assert rest == " the rest is told\n"
@@ -284,7 +284,7 @@ def test_compare_says_inside_noise_of_the_same_and_passes_the_gate(ddpwatch, rec
 
     assert result.returncode == 0
     assert result.stdout.startswith("· Inside noise: ")
-    assert result.stderr == "--max-slowdown passed: at most 5 % slower\n"
+    assert result.stderr == "--max-slowdown passed: at most 5% slower\n"
     assert max(map(len, result.stdout.splitlines())) <= 80
 
 
@@ -294,7 +294,7 @@ def test_compare_fails_the_gate_when_the_second_is_slower(ddpwatch, recordings):
     result = ddpwatch("compare", *pair, "--max-slowdown", "5%", "--json", "--baseline", str(recordings / "one.ddpw"))
 
     assert result.returncode == 4
-    assert "failed: at most 5 % slower" in result.stderr
+    assert "failed: at most 5% slower" in result.stderr
     found = json.loads(result.stdout)
     assert found["verdict"] == "slower"
     assert found["slowdown"]["value"] == pytest.approx(0.2, abs=0.02)
@@ -329,7 +329,7 @@ def test_compare_reports_the_same_hung_steps_as_an_export(in_process, recordings
         True,
         True,
     ]
-    assert "passed: at most 5 % slower; but B stood still for 6.0 s at step 30" in reported.stderr
+    assert "passed: at most 5% slower; but B stood still for 6.0 s at step 30" in reported.stderr
     assert found["a"]["stood_still"] == exported["steps"]["stood_still"] is not None
 
 
@@ -367,7 +367,7 @@ def test_the_report_does_not_present_a_hung_step_as_slower_compute(in_process, r
     page, one = tmp_path / "r.html", str(recordings / "one.ddpw")
 
     assert in_process("report", str(recordings / "stuck.ddpw"), "-o", str(page), "--baseline", one).returncode == 0
-    assert "These parts hold the 6.0 s that the job stood still, 29 % of its time" in page.read_text()
+    assert "These parts hold the 6.0 s that the job stood still, 29% of its time" in page.read_text()
 
 
 def test_a_gate_on_too_few_steps_is_refused_and_not_passed(in_process, recordings):

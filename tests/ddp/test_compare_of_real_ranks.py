@@ -89,7 +89,7 @@ def test_a_gate_fails_on_the_slower_one(paths, capsys):
     assert run(["compare", *map(str, paths), "--max-slowdown", "5%"]) == 4
     written = capsys.readouterr()
     assert "waiting for rank 1" in written.out
-    assert "failed: at most 5 % slower" in written.err
+    assert "failed: at most 5% slower" in written.err
 
 
 def test_its_steps_are_exported(paths, capsys):

@@ -194,7 +194,7 @@ def test_the_json_and_the_report_have_the_same_figures(request, which):
     assert f"{ms(steps['step_ms'] * 1e6)} ms" in tiles
     assert f"p99 {ms(steps['step_p99_ms'] * 1e6)} ms" in tiles
     assert f">{count(steps['samples_per_s'])}<" in tiles
-    assert f">{round(100 * steps['allreduce']['share'])} %<" in tiles
+    assert f">{round(100 * steps['allreduce']['share'])}%<" in tiles
     assert sum(steps["mean_parts_ms"].values()) == pytest.approx(
         sum(rank["mean_step_ms"] for rank in ranks) / len(ranks), rel=1e-4
     )

@@ -68,7 +68,7 @@ def until(feed: ReplayFeed, condition) -> None:
 
 def test_a_seek_to_the_end_shows_in_the_end_what_live_showed(lived):
     path, was = lived
-    assert was[0] == "step 1 500"
+    assert was[0] == "step 1,500"
     assert any("median of the whole run" in line for line in was)
     assert any("rank 2" in line and "of the whole run" in line for line in was)
     with closing(Playback(Recording(path), playing=False)) as playback:

@@ -50,17 +50,17 @@ def buckets(shown, columns=100, rows=12, **options):
 def test_the_share_is_shown_with_wire_waiting_verdict_and_straggler():
     lines = share(make_run_view())
 
-    assert lines[0] == "all-reduce  24 % of the step = wire 5 % + waiting 19 %   ▲ over 10 %"
+    assert lines[0] == "all-reduce  24% of the step = wire 5% + waiting 19%   ▲ over 10%"
     assert lines[1].startswith("waiting for rank 2, which costs the job ")
     assert lines[2] == "overlap     unproven: the buckets are not timed"
-    assert "▒ wire   █ waiting   ╌╌ limit 10 %" in lines[-1]
-    assert any("10 % ┼" in line for line in lines)
+    assert "▒ wire   █ waiting   ╌╌ limit 10%" in lines[-1]
+    assert any("10% ┼" in line for line in lines)
 
 
 def test_a_small_share_is_well():
     lines = share(make_run_view(slow=None))
 
-    assert lines[0] == "all-reduce  7 % of the step = wire 7 % + waiting 0 %   ✓ under 10 %"
+    assert lines[0] == "all-reduce  7% of the step = wire 7% + waiting 0%   ✓ under 10%"
     assert lines[1] == "waiting for nobody: no rank stands out"
 
 
@@ -74,7 +74,7 @@ def test_where_a_rank_is_not_heard_nothing_is_guessed():
 
 
 def test_overlap_is_shown_if_buckets_are_timed():
-    assert share(make_run_view(busy_ns=48 * MS))[2].startswith("overlap     80 % of the gradient all-reduce")
+    assert share(make_run_view(busy_ns=48 * MS))[2].startswith("overlap     80% of the gradient all-reduce")
 
 
 def test_bus_bandwidth_is_shown_beside_the_overlap():
@@ -121,7 +121,7 @@ def test_buckets_have_size_times_overlap_and_bus_bandwidth():
         ["2", "25M", "20.0", "12.0"],
     ]
     # 25 MiB x 2 x 3/4 in 10 ms.
-    assert [row[-3:] for row in rows] == [["100", "%", "0.39"], ["100", "%", "3.93"], ["50", "%", "3.28"]]
+    assert [row[-2:] for row in rows] == [["100%", "0.39"], ["100%", "3.93"], ["50%", "3.28"]]
     assert lines[5].startswith("━ hidden behind backward   █ the step waits for it")
 
 
@@ -207,4 +207,4 @@ def test_a_rank_is_waited_for_if_it_has_an_alert_or_costs_enough():
 def test_meaning_is_not_by_colour_alone():
     first = share_lines(make_run_view(), 100, 16)[0]
 
-    assert [cell.text for cell in first if cell.level is Level.WARN] == ["24 %", "▲ over 10 %"]
+    assert [cell.text for cell in first if cell.level is Level.WARN] == ["24%", "▲ over 10%"]

@@ -37,8 +37,8 @@ def with_alert(monitor, *, is_open, last=119):
     ("sync_ms", "is_open", "mark"),
     [
         (2, False, ""),
-        (2, True, "▲ was over 10 %"),
-        (9, True, "▲ over 10 %"),
+        (2, True, "▲ was over 10%"),
+        (9, True, "▲ over 10%"),
         (9, False, ""),
     ],
 )
@@ -53,7 +53,7 @@ def test_it_is_there_while_the_alert_is_open(sync_ms, is_open, mark):
 
 
 def test_with_too_few_steps_for_the_rule_the_share_alone_decides():
-    assert share_mark(make_run_view(make_monitor(9, steps=15))) == "▲ over 10 %"
+    assert share_mark(make_run_view(make_monitor(9, steps=15))) == "▲ over 10%"
     assert share_mark(make_run_view(make_monitor(2, steps=15))) == ""
 
 

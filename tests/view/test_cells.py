@@ -61,7 +61,7 @@ def test_sizes_are_short(value, text):
 
 
 def test_counts_are_grouped_and_durations_have_two_units():
-    assert count(12431) == "12 431"
+    assert count(12431) == "12,431"
     assert plural(1, "rank") == "1 rank"
     assert plural(4, "rank") == "4 ranks"
     assert [duration(s) for s in (5, 65, 3700, 90000)] == ["5s", "1m 05s", "1h 01m", "1d 01h"]

@@ -52,9 +52,9 @@ def test_the_table_shows_figures_intervals_and_verdicts(columns):
 
     assert_fits(lines, columns)
     found = texts(lines)
-    assert found[0].startswith("▲ B is slower: it takes 8.0 % more time for a step")
+    assert found[0].startswith("▲ B is slower: it takes 8.0% more time for a step")
     row = next(line for line in found if line.startswith("step"))
-    assert "+8.0 %" in row
+    assert "+8.0%" in row
     assert "+7.0 … +10.0" in row
     assert row.endswith("▲ slower")
     assert "waiting for rank 2" in page(lines)
@@ -64,8 +64,8 @@ def test_the_table_shows_figures_intervals_and_verdicts(columns):
 def test_a_difference_that_is_proven_and_hardly_anything_is_not_called_noise():
     lines = texts(comparison_lines(comparison(0.008, "too small"), sides(), 120))
 
-    assert lines[0].startswith("· Too small to matter: B takes 0.8 % more time for a step, between ")
-    assert "two runs of the same thing may differ by 1 % for no reason" in " ".join(line.strip() for line in lines[:2])
+    assert lines[0].startswith("· Too small to matter: B takes 0.8% more time for a step, between ")
+    assert "two runs of the same thing may differ by 1% for no reason" in " ".join(line.strip() for line in lines[:2])
     assert next(line for line in lines if line.startswith("step")).endswith("· too small")
 
 
@@ -85,14 +85,14 @@ def test_a_baseline_adds_a_sentence_and_a_waterfall_for_both():
 
     text = page(comparison_lines(comparison(), (a, b), 100))
 
-    assert text.count("4 ranks run 2.80× as fast as one: 70 %") == 2
+    assert text.count("4 ranks run 2.80× as fast as one: 70%") == 2
     assert "A against one process" in text
     assert "B against one process" in text
 
 
 def test_losses_that_include_hung_steps_have_a_note():
     stuck = {"scaling": scaling(ONE, FOUR), "hung": STUCK}
-    said = "these parts hold the 8.0 s that the job stood still, 49 % of its time: compute need not be slower"
+    said = "these parts hold the 8.0 s that the job stood still, 49% of its time: compute need not be slower"
 
     assert f"▲ {said}" in texts(comparison_lines(comparison(), sides(**stuck), 120))
     assert "these parts" not in page(
@@ -107,10 +107,10 @@ def test_a_speedup_by_means_is_shown_with_the_one_by_medians():
     uneven = scaling(replace(ONE, median_ns=20e6), replace(FOUR, median_ns=40e6))
     found, means = comparison(), replace(comparison(), kinds=(StepModes(20e6, 60e6, 0.3), None))
 
-    assert "2.80× as fast as one over all time (2.00× by medians): 70 %" in page(
+    assert "2.80× as fast as one over all time (2.00× by medians): 70%" in page(
         comparison_lines(found, sides(scaling=uneven), 120)
     )
-    assert "2.80× as fast as one: 70 %" in page(comparison_lines(means, sides(scaling=uneven), 120))
+    assert "2.80× as fast as one: 70%" in page(comparison_lines(means, sides(scaling=uneven), 120))
 
 
 def test_bad_endings_and_hung_steps_are_shown_for_both_runs():
@@ -121,7 +121,7 @@ def test_bad_endings_and_hung_steps_are_shown_for_both_runs():
 
     assert lines[0].startswith("✓ B is faster")
     assert lines[1:3] == [
-        "▲ A stood still for 8.0 s at step 150, for rank 1: 49 % of its time, which medians do not show.",
+        "▲ A stood still for 8.0 s at step 150, for rank 1: 49% of its time, which medians do not show.",
         f"✖ B ended badly: {KILLED}.",
     ]
 
@@ -140,7 +140,7 @@ def test_hung_steps_are_not_hidden_by_means_and_left_out_if_too_short_to_matter(
     means = replace(comparison(), kinds=(StepModes(20e6, 60e6, 0.3), None))
 
     assert (
-        "B stood still for 8.0 s at step 150, for rank 1: 49 % of its time."
+        "B stood still for 8.0 s at step 150, for rank 1: 49% of its time."
         in texts(comparison_lines(means, sides(hung=STUCK), 120))[1]
     )
     assert "stood still" not in page(comparison_lines(comparison(), sides(hung=replace(STUCK, share=0.009)), 120))
@@ -175,17 +175,17 @@ def test_different_world_sizes_and_batches_are_remarked():
 @pytest.mark.parametrize(
     ("value", "verdict", "text"),
     [
-        (0.08, "slower", "failed: at most 5 % slower"),
-        (0.03, "slower", "passed: at most 5 % slower"),
+        (0.08, "slower", "failed: at most 5% slower"),
+        (0.03, "slower", "passed: at most 5% slower"),
         (
             0.08,
             "inside noise",
             (
-                "not decided, and so not failed: at most 5 % slower; it looks 8.0 % slower, but by chance alone it may "
-                "be anything between +7.0 and +10.0 %. Longer recordings tell more"
+                "not decided, and so not failed: at most 5% slower; it looks 8.0% slower, but by chance alone it may "
+                "be anything between +7.0 and +10.0%. Longer recordings tell more"
             ),
         ),
-        (-0.1, "faster", "passed: at most 5 % slower"),
+        (-0.1, "faster", "passed: at most 5% slower"),
     ],
 )
 def test_the_gate_fails_only_beyond_noise_and_explains_why_it_did_not(value, verdict, text):
@@ -197,7 +197,7 @@ def test_a_second_run_that_ended_badly_fails_the_gate_however_fast_it_was():
 
     assert gate_fails(fast, sides(bad_end=KILLED), 0.05)
     assert gate_text(fast, sides(bad_end=KILLED), 0.05) == f"failed: B ended badly: {KILLED}"
-    assert gate_text(slow, sides(bad_end=KILLED), 0.05) == f"failed: at most 5 % slower; B ended badly: {KILLED}"
+    assert gate_text(slow, sides(bad_end=KILLED), 0.05) == f"failed: at most 5% slower; B ended badly: {KILLED}"
     assert comparison_object(fast, sides(bad_end=KILLED), 0.05)["passed"] is False
 
 
@@ -206,7 +206,7 @@ def test_a_first_run_that_ended_badly_does_not_fail_it():
     a = replace(a, bad_end=KILLED)
 
     assert not gate_fails(comparison(-0.07, "faster"), (a, b), 0.05)
-    assert gate_text(comparison(-0.07, "faster"), (a, b), 0.05) == "passed: at most 5 % slower"
+    assert gate_text(comparison(-0.07, "faster"), (a, b), 0.05) == "passed: at most 5% slower"
 
 
 def test_a_gate_passed_by_medians_mentions_hung_steps():
@@ -214,10 +214,10 @@ def test_a_gate_passed_by_medians_mentions_hung_steps():
 
     assert not gate_fails(reported, stuck, 0.05)
     assert gate_text(reported, stuck, 0.05) == (
-        "passed: at most 5 % slower; but B stood still for 8.0 s at step 150, for rank 1: 49 % of its time, which "
+        "passed: at most 5% slower; but B stood still for 8.0 s at step 150, for rank 1: 49% of its time, which "
         "medians do not show"
     )
-    assert gate_text(comparison(), stuck, 0.05) == "failed: at most 5 % slower"
+    assert gate_text(comparison(), stuck, 0.05) == "failed: at most 5% slower"
 
 
 def test_a_gate_that_is_refused_is_neither_passed_nor_failed():
@@ -229,7 +229,7 @@ def test_a_gate_that_is_refused_is_neither_passed_nor_failed():
 
 @pytest.mark.parametrize(("most", "text"), [(10.0, "1000"), (1000.0, "100000"), (0.07, "7"), (0.0125, "1.25")])
 def test_what_the_gate_allows_is_written_as_people_do(most, text):
-    assert gate_text(comparison(0.0, "inside noise"), sides(), most) == f"passed: at most {text} % slower"
+    assert gate_text(comparison(0.0, "inside noise"), sides(), most) == f"passed: at most {text}% slower"
 
 
 def test_the_object_has_all_figures():

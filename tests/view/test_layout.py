@@ -80,7 +80,7 @@ def test_a_bar_grows_by_eighths():
 
 
 def test_a_number_stays_with_its_unit():
-    text = "takes 39.5 ms, others 4.94 ± 0.07 · costs the job 24 % of its time, 12 s ago"
+    text = "takes 39.5 ms, others 4.94 ± 0.07 · costs the job 24% of its time, 12 s ago"
     for columns in range(8, 60):
         lines = wrap(text, columns)
 

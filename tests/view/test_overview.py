@@ -37,18 +37,18 @@ def test_the_step_card_shows_median_p99_and_pace(slow):
 def test_the_throughput_card_shows_all_ranks_and_one(slow):
     first, second, _ = texts(throughput_card(slow, 26))
 
-    assert first == "3 200 samples/s"
-    assert second == "800 a rank · 76 % own work"
+    assert first == "3,200 samples/s"
+    assert second == "800 a rank · 76% own work"
 
 
 def test_the_all_reduce_card_shows_share_threshold_and_straggler(slow):
     card = allreduce_card(slow, 26)
     first, second, bar = texts(card)
 
-    assert re.fullmatch(r"\d+ % ▲ over 10 %", first)
+    assert re.fullmatch(r"\d+% ▲ over 10%", first)
     assert second.endswith(" (r2)")
     assert card[0][0].level is Level.WARN
-    share = int(first.split()[0])
+    share = int(first.partition("%")[0])
     wire, waiting = (int(number) for number in re.findall(r"\d+", second.partition("(")[0]))
     assert wire + waiting == share
     assert line_columns(card[2]) == 26
@@ -63,7 +63,7 @@ def test_a_share_within_the_limit_is_no_warning():
         monitor.state.apply(make_snap(rank, 6, [make_step(index) for index in range(60)]), 2)
     card = allreduce_card(make_run_view(monitor), 26)
 
-    assert texts(card)[0] == "7 %  of the step"
+    assert texts(card)[0] == "7%  of the step"
     assert {cell.level for line in card for cell in line} & {Level.WARN, Level.BAD} == set()
 
 
@@ -88,7 +88,7 @@ def test_one_rank_has_nothing_to_reduce():
 def test_the_device_card_shows_that_there_is_no_gpu(even):
     first, second, third = texts(device_card(even, 26))
 
-    assert (first, second, third) == ("98 % CPU   most 98", "3.2G of memory in all", "no GPU data")
+    assert (first, second, third) == ("98% CPU   most 98", "3.2G of memory in all", "no GPU data")
 
 
 def gpu_run_view(**changed):
@@ -105,7 +105,7 @@ def test_with_gpus_the_device_card_shows_how_much_of_the_utilization_is_waiting(
     card = device_card(gpu_run_view(), 26)
 
     assert device_title(gpu_run_view()) == "GPU"
-    assert texts(card) == ["95 %   of it 25 waiting", "30/80G · hottest 63 °C r3", "none throttled"]
+    assert texts(card) == ["95%   of it 25 waiting", "30/80G · hottest 63 °C r3", "none throttled"]
     assert card[0][1].level is Level.WAITING
 
 
@@ -135,7 +135,7 @@ def test_the_device_card_shows_the_most_throttled_gpu(changed, reported, level):
 def test_in_a_line_what_is_wrong_comes_before_what_does_not_fit():
     line = texts(compact(gpu_run_view(throttle=["sw_thermal_slowdown"], sm_mhz=1110), 80))[3]
 
-    assert " ".join(line.split()) == "GPU 95 % of it 25 waiting · ▲ r2 hot 1110/1980 MHz · 30/80G"
+    assert " ".join(line.split()) == "GPU 95% of it 25 waiting · ▲ r2 hot 1110/1980 MHz · 30/80G"
 
 
 def test_the_same_answers_as_lines(slow):
@@ -178,6 +178,6 @@ def test_a_share_over_the_threshold_without_an_alert_is_marked_as_recent(slow):
     quiet = replace(slow, alerts=(), worst={})
     card = allreduce_card(quiet, 26)
 
-    assert texts(card)[0] == "24 %  over 10 % just now"
-    assert texts(allreduce_card(quiet, 21))[0] == "24 %  just now"
+    assert texts(card)[0] == "24%  over 10% just now"
+    assert texts(allreduce_card(quiet, 21))[0] == "24%  just now"
     assert Level.WARN not in {cell.level for cell in card[0]}

@@ -15,7 +15,7 @@ from tests.view.pages import assert_fits, make_monitor, make_run_view, page, run
 
 ONE = Profile(1, 100, 28e6, 32 / 0.028, 32, 1e6, 27e6, 0.0, 0.0)
 """One process that takes 28 ms for what four do in 40."""
-SENTENCE = "4 ranks run 2.80× as fast as one: 70 %; "
+SENTENCE = "4 ranks run 2.80× as fast as one: 70%; "
 
 
 def against_one():
@@ -23,8 +23,8 @@ def against_one():
 
 
 def test_the_throughput_card_shows_the_measured_efficiency():
-    assert texts(throughput_card(against_one(), 26))[1] == "800 a rank · 70 % of 4×"
-    assert "70 % of 4×" in " ".join(texts(compact(against_one(), 100)))
+    assert texts(throughput_card(against_one(), 26))[1] == "800 a rank · 70% of 4×"
+    assert "70% of 4×" in " ".join(texts(compact(against_one(), 100)))
 
 
 def test_without_a_baseline_no_figure_looks_like_scaling():
@@ -55,7 +55,7 @@ def test_the_summary_covers_all_steps_that_were_seen():
 def test_an_implausible_figure_and_an_uneven_baseline_are_doubted_beside_it_everywhere():
     slow = replace(ONE, step_ns=131e6, samples_per_s=32 / 0.131, compute_ns=130e6, median_ns=46e6, p99_ns=900e6)
     drawn = make_run_view(make_monitor(), baseline=slow)
-    doubt = "more than 100 % is implausible; the baseline was disturbed, most likely: its steps are uneven"
+    doubt = "more than 100% is implausible; the baseline was disturbed, most likely: its steps are uneven"
 
     assert doubt in scaling_doubt(drawn.scaling)
     assert scaling_doubt(drawn.scaling).endswith("(mean 131 ms, median 46.0 ms, p99 900 ms). Record it again")
@@ -92,7 +92,7 @@ def test_both_speedups_are_shown_in_full_on_a_narrow_screen():
 
     for lines in (share_lines(drawn, 80, 20), status_screen(drawn, 80), summary_lines(drawn, 80, 40, duration_s=1.0)):
         text = " ".join(page(lines).split())
-        assert "2.80× as fast as one over all time (2.00× by medians): 70 %; " in text
+        assert "2.80× as fast as one over all time (2.00× by medians): 70%; " in text
         assert "waiting for rank 2" in text.partition("by medians")[2]
 
 

@@ -188,8 +188,8 @@ def test_the_screen_answers_at_a_glance():
     assert lines[0].startswith("train · gloo · 4 ranks on 1 host · step 60 · batch 128")
     assert lines[0].endswith("● live")
     assert "step time     40.0 ms · all times in ms, medians of 26 steps" in lines
-    assert "throughput    3 200 samples/s · 800 a rank" in lines
-    assert "all-reduce    24 % = wire 5 % + waiting 19 %  ▲ over 10 %" in lines
+    assert "throughput    3,200 samples/s · 800 a rank" in lines
+    assert "all-reduce    24% = wire 5% + waiting 19%  ▲ over 10%" in lines
     (alert,) = [line for line in lines if line.startswith("▲ straggler   ")]
     assert "rank 2 is slow in backward: 26.0 ms, others 16.0" in alert
     assert not any(line.startswith("slowest rank") for line in lines)
@@ -236,7 +236,7 @@ def test_a_small_share_is_not_marked():
         state.apply(make_snap(rank, steps=[make_step(index, sync=1) for index in range(60)]), now_ns=1)
     text = "\n".join(screen(state))
 
-    assert "over 10 %" not in text
+    assert "over 10%" not in text
     assert "none stands out" in text
 
 

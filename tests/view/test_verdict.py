@@ -48,8 +48,7 @@ def test_a_slow_rank_is_named_with_its_phase_its_steps_and_its_cost():
     said = verdict(ended(), aggregate, [straggler(2, since=120, closed=900)])
 
     assert (
-        said.text
-        == "Rank 2 held the job back: slow in backward in steps 120 to 900, 25 % of the whole run's time lost."
+        said.text == "Rank 2 held the job back: slow in backward in steps 120 to 900, 25% of the whole run's time lost."
     )
     assert said.level is Level.WARN
 
@@ -71,7 +70,7 @@ def test_one_that_had_ended_and_began_again_was_slow_at_times():
     assert when_text(cost, [again], aggregate) == "at times in steps 120 to 900"
 
 
-@pytest.mark.parametrize(("again", "said"), [(20, "in steps 1 to 200"), (200, "at times in steps 1 to 1 000")])
+@pytest.mark.parametrize(("again", "said"), [(20, "in steps 1 to 200"), (200, "at times in steps 1 to 1,000")])
 def test_hiccups_of_long_after_do_not_make_a_trouble_longer(again, said):
     slow = [FAST, FAST, SLOW, FAST]
     aggregate = aggregate_of(window(slow, 1, 200), window([CALM] * 4, 201, 600), window(slow, 801, again))
@@ -93,11 +92,11 @@ def test_if_earlier_steps_are_deleted_the_verdict_names_the_steps_it_covers():
     kept, early = aggregate_of(window([CALM] * 4, 2594, 400)), straggler(2, since=500, closed=700)
     said = verdict(ended(), kept, [early])
 
-    assert said.text == "Healthy in the steps that are in the recording (2 594 on): nothing worth a change was found."
-    assert said.besides == ("1 alert from before step 2 594 is listed below.",)
-    assert of_what(kept, [early]) == "steps 2 594 to 2 993"
+    assert said.text == "Healthy in the steps that are in the recording (2,594 on): nothing worth a change was found."
+    assert said.besides == ("1 alert from before step 2,594 is listed below.",)
+    assert of_what(kept, [early]) == "steps 2,594 to 2,993"
     slow = aggregate_of(window([FAST, FAST, SLOW, FAST], 2594, 400))
-    assert verdict(ended(), slow, []).text.endswith("25 % of the time of steps 2 594 to 2 993 lost.")
+    assert verdict(ended(), slow, []).text.endswith("25% of the time of steps 2,594 to 2,993 lost.")
 
 
 def test_without_only_the_first_steps_it_counts_as_the_whole_run():
@@ -151,8 +150,8 @@ def frozen(step, seconds=8, culprit=2, phase="other"):
     return window([tuple(row.values()) for row in rows], step, 1)
 
 
-COST = "which cost 50 % of the whole run's time in all."
-LOST = "50 % of the whole run's time lost"
+COST = "which cost 50% of the whole run's time in all."
+LOST = "50% of the whole run's time lost"
 
 
 @pytest.mark.parametrize(
@@ -177,7 +176,7 @@ def test_ranks_that_hung_one_after_another_are_each_named():
     aggregate = aggregate_of(
         window([CALM] * 4, 1, 100), frozen(101, 5), frozen(102, 3, 1), window([CALM] * 4, 104, 167)
     )
-    each = "rank 2 stood still for 5.0 s at step 101, 31 %; rank 1 stood still for 3.0 s at step 102, 19 %."
+    each = "rank 2 stood still for 5.0 s at step 101, 31%; rank 1 stood still for 3.0 s at step 102, 19%."
 
     assert verdict(ended(), aggregate, []).text == f"2 ranks held the job back, {LOST}: {each}"
 
@@ -222,14 +221,14 @@ def test_an_exit_code_after_a_goodbye_is_no_exception():
 def test_a_slow_rank_is_named_also_where_no_alert_was_recorded():
     said = verdict(ended(), aggregate_of(window([FAST, FAST, SLOW, FAST])), [])
 
-    assert said.text == "Rank 2 held the job back: slow in backward, 25 % of the whole run's time lost."
+    assert said.text == "Rank 2 held the job back: slow in backward, 25% of the whole run's time lost."
 
 
 def test_if_ranks_are_late_in_turn_none_is_blamed():
     turns = [window([SLOW if rank == turn % 4 else FAST for rank in range(4)], 1 + 10 * turn, 10) for turn in range(8)]
     said = verdict(ended(), aggregate_of(*turns), [])
 
-    assert said.text.startswith("24 % of the time went into the all-reduce, mostly waiting")
+    assert said.text.startswith("24% of the time went into the all-reduce, mostly waiting")
 
 
 def taking_turns(fast=FAST, slow=SLOW, world=4):
@@ -244,7 +243,7 @@ def taking_turns(fast=FAST, slow=SLOW, world=4):
 def test_if_all_ranks_are_slow_at_times_none_in_particular_is_named():
     said = verdict(ended(), *taking_turns())
 
-    lost = "25 % of the whole run's time lost in all, rank 0 most, 6 %"
+    lost = "25% of the whole run's time lost in all, rank 0 most, 6%"
     assert said.text == f"Nobody in particular was slow: all 4 ranks were at times, {lost}."
     assert not said.besides
 
@@ -252,15 +251,15 @@ def test_if_all_ranks_are_slow_at_times_none_in_particular_is_named():
 def test_the_wire_comes_first_where_it_cost_more_than_those_that_were_slow_at_times():
     said = verdict(ended(), *taking_turns((1, 8, 16, 62, 2, 1), (1, 8, 26, 52, 2, 1)))
 
-    assert said.text.startswith("The network held the job back: 66 % of the time went into the all-reduce, 58 % on the")
-    assert said.besides[0].startswith("Nobody in particular was slow: all 4 ranks were at times, 11 %")
+    assert said.text.startswith("The network held the job back: 66% of the time went into the all-reduce, 58% on the")
+    assert said.besides[0].startswith("Nobody in particular was slow: all 4 ranks were at times, 11%")
 
 
 def test_the_wire_comes_after_a_rank_that_cost_more_and_before_one_that_cost_less():
     slow, wire = (1, 8, 26, 12, 2, 1), (1, 8, 16, 22, 2, 1)
     said = verdict(ended(), aggregate_of(window([wire, wire, slow, wire])), [])
-    assert said.text.startswith("The network held the job back: 39 % of the time")
-    assert said.besides == ("Rank 2 held the job back: slow in backward, 20 % of the whole run's time lost.",)
+    assert said.text.startswith("The network held the job back: 39% of the time")
+    assert said.besides == ("Rank 2 held the job back: slow in backward, 20% of the whole run's time lost.",)
 
     said = verdict(ended(), aggregate_of(window([FAST, FAST, SLOW, FAST])), [])
     assert said.text.startswith("Rank 2 held the job back")
@@ -283,8 +282,8 @@ def test_a_run_in_which_nothing_is_wrong_is_healthy():
 def test_a_wire_that_takes_long_is_the_network():
     said = verdict(ended(), aggregate_of(window([FAST] * 4)), [])
 
-    parts = "30 % on the wire and 0 % waiting for slower ranks"
-    assert said.text == f"The network held the job back: 30 % of the time went into the all-reduce, {parts}."
+    parts = "30% on the wire and 0% waiting for slower ranks"
+    assert said.text == f"The network held the job back: 30% of the time went into the all-reduce, {parts}."
 
 
 def test_an_exception_comes_before_everything_else():
@@ -292,7 +291,7 @@ def test_an_exception_comes_before_everything_else():
 
     assert said.text == "Ended badly: rank 2 failed with ValueError: no · such file."
     assert said.level is Level.BAD
-    assert said.besides == ("Rank 2 held the job back: slow in backward, 25 % of the whole run's time lost.",)
+    assert said.besides == ("Rank 2 held the job back: slow in backward, 25% of the whole run's time lost.",)
 
 
 def test_the_rank_waited_for_is_the_root_cause_not_the_first_to_end():
@@ -380,7 +379,7 @@ def test_the_report_and_json_have_the_same_manifest():
     assert json.loads(json.dumps(found)) == found
     groups = dict(manifest(state))
     shown = {text for pairs in groups.values() for _, text in pairs}
-    assert {"train.py --lr 1", "DistributedSampler", "16", "0", "4 (rank 0); 5 (rank 1)", "9 610", "cuda"} <= shown
+    assert {"train.py --lr 1", "DistributedSampler", "16", "0", "4 (rank 0); 5 (rank 1)", "9,610", "cuda"} <= shown
 
 
 def test_a_variable_with_a_file_per_rank_is_only_shown_to_differ():

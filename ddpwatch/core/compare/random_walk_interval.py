@@ -5,9 +5,9 @@ drifts without returning, whose effect grows. The low-frequency cosine coefficie
 noise makes them equal on average, a random walk makes them fall with the square of the frequency.
 
 Eight coefficients cannot decide between the two. So the ratio of walk to noise has a posterior over a grid, and each
-bootstrap resample draws its ratio from it. Without this, of simulated pairs of equal runs whose speed walks by 0.1 % a
-step, `compare` calls 45 to 62 % different instead of 17 %; of equal runs on shared machines, 9 to 56 % instead of 2 to
-11 %.
+bootstrap resample draws its ratio from it. Without this, of simulated pairs of equal runs whose speed walks by 0.1% a
+step, `compare` calls 45 to 62% different instead of 17%; of equal runs on shared machines, 9 to 56% instead of 2 to
+11%.
 """
 
 from __future__ import annotations

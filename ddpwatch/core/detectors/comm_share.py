@@ -70,7 +70,7 @@ def _finding(window: Window, share: float, wire: float, takes: str, *, opens: bo
         rule=RULE,
         severity=Severity.WARNING,
         subject="job",
-        message=f"{takes}: wire {shown_wire} %, waiting {shown_waiting} %",
+        message=f"{takes}: wire {shown_wire}%, waiting {shown_waiting}%",
         advice=_waiting_advice(window) if not on_wire else ONE_HOST_ADVICE if window.one_host else WIRE_ADVICE,
         cost=wire if on_wire else wait,
         evidence={

@@ -93,7 +93,7 @@ def all_reduce(aggregate: RunAggregate, limit: float, alerts: Sequence[Alert]) -
             _curve(
                 name, steps, _shares(values), _mode(steps), stackgroup="s", fillcolor=f"var:{name}",
                 line={"width": 0.5, "color": f"var:{name}", "shape": "hvh"},
-                hovertemplate=f"{name} %{{y:.1f}} %<extra></extra>",
+                hovertemplate=f"{name} %{{y:.1f}}%<extra></extra>",
             )
             for name, values in (("wire", wire), ("waiting", wait))
         ]  # fmt: skip
@@ -172,7 +172,7 @@ def heat_map(aggregate: RunAggregate) -> Chart:
                            [1, "var:heat-4"]],
             "colorbar": {"title": {"text": "% of time"}, "thickness": 10, "len": 1, "outlinewidth": 0,
                          "tick0": 0, "dtick": _tick_interval(rows_height)},
-            "hovertemplate": "%{y}, step %{x}: %{z} % of the time above the middle rank<extra></extra>",
+            "hovertemplate": "%{y}, step %{x}: %{z}% of the time above the middle rank<extra></extra>",
         }
     ]  # fmt: skip
     layout = {"xaxis": _steps_axis(aggregate), "yaxis": _CATEGORIES, "showlegend": False}
@@ -252,7 +252,7 @@ def waterfall(scaling: Scaling) -> Chart:
             "y": [100.0, *(-100.0 * share for _, share in losses), 100.0 * scaling.efficiency],
             "measure": ["absolute", *("relative" for _ in losses), "total"],
             "decreasing": {"marker": {"color": "var:waiting"}}, "increasing": {"marker": {"color": "var:optimizer"}},
-            "totals": {"marker": {"color": "var:backward"}}, "hovertemplate": "%{x}: %{y:.1f} %<extra></extra>",
+            "totals": {"marker": {"color": "var:backward"}}, "hovertemplate": "%{x}: %{y:.1f}%<extra></extra>",
         }
     ]  # fmt: skip
     layout = {"yaxis": {"title": {"text": "% of the ideal speed-up"}}, "showlegend": False}

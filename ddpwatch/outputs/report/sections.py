@@ -169,7 +169,7 @@ def heat(report: Report) -> Section:
     excess, whole = aggregate.excess_over_time(), aggregate.excess_of_ranks()
     known = np.flatnonzero(np.isfinite(whole)).tolist()
     rows = [
-        [f"rank {aggregate.ranks[row]}", aggregate.hosts[row], f"{whole[row]:.1f} %", f"{np.nanmax(excess[row]):.0f} %"]
+        [f"rank {aggregate.ranks[row]}", aggregate.hosts[row], f"{whole[row]:.1f}%", f"{np.nanmax(excess[row]):.0f}%"]
         for row in sorted(known, key=lambda row: -whole[row])[:MAX_COSTS]
     ]
     chart = charts.heat_map(aggregate)
@@ -282,7 +282,7 @@ def _steps(first: int, last: int) -> str:
 
 
 def _percent(share: float) -> str:
-    return f"{100 * share:.1f} %" if np.isfinite(share) else UNPROVEN
+    return f"{100 * share:.1f}%" if np.isfinite(share) else UNPROVEN
 
 
 def _known(ns: float) -> float | None:
@@ -301,7 +301,7 @@ def utilization(report: Report) -> Section:
     if not has_gpus:
         note = f"No GPU was read. {note}"
     elif any(gpu.total_bytes for gpu in report.utilization.gpus.values()):
-        note += " A GPU that waits inside an all-reduce is at 100 %, too."
+        note += " A GPU that waits inside an all-reduce is at 100%, too."
     body = [h("p", note, class_="quiet"), h("div", map(figure, made), class_="pair")]
     body.append(_gpu_table(report) if has_gpus else _rank_table(report))
     return section(title, *body, charts=tuple(made))

@@ -34,8 +34,8 @@ RULE_FROM_COLUMNS: Final = 44
 # Widths of the columns SINCE and STATE, in terminal cells.
 _SINCE_COLUMNS: Final = 12
 _LASTED_COLUMNS: Final = 14
-_UNITS: Final = {"ms": "ms", "percent": "%", "s": "s"}
-"""Units by the last part of a name of evidence."""
+_UNITS: Final = {"ms": " ms", "percent": "%", "s": " s"}
+"""Units by the last part of a name of evidence, as they follow a number."""
 _WORDS: Final = {WAITED: "waited", WAITING: "who waits"}
 """Names of evidence that would read alike without their units."""
 _IDS: Final = frozenset({"pid", "rank", "port", "step", "id", "seq"})
@@ -213,7 +213,7 @@ def _evidence(evidence: dict[str, float | int | str], columns: int) -> list[Line
         lead = Cell(pad(labels[name], label_columns), Level.DIM)
         if name in numbers:
             number, unit = numbers[name]
-            lines.append([lead, Cell(pad(number, number_columns, right=True)), Cell(f" {unit}", Level.DIM)])
+            lines.append([lead, Cell(pad(number, number_columns, right=True)), Cell(unit, Level.DIM)])
         else:
             lines += paragraph(sanitize(str(value), NOTE_CHARS) or UNPROVEN, columns, lead=[lead])
     return lines
@@ -224,7 +224,7 @@ def evidence_facts(evidence: dict[str, float | int | str]) -> list[tuple[str, st
     pairs = []
     for raw, value in evidence.items():
         name = sanitize(raw, NAME_CHARS)
-        text = sanitize(value, NOTE_CHARS) if isinstance(value, str) else " ".join(filter(None, _number(name, value)))
+        text = sanitize(value, NOTE_CHARS) if isinstance(value, str) else "".join(_number(name, value))
         pairs.append((_label(name), text or UNPROVEN))
     return pairs
 
@@ -243,5 +243,5 @@ def _number(name: str, value: float | int) -> tuple[str, str]:  # noqa: PYI041 -
     if "bytes" in name and value >= 0:
         return size(value), ""
     if isinstance(value, float):
-        return f"{value:,.2f}".replace(",", " "), _UNITS.get(unit, "")
+        return f"{value:,.2f}", _UNITS.get(unit, "")
     return count(value), _UNITS.get(unit, "")

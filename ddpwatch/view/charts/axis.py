@@ -57,13 +57,14 @@ def round_steps(per_column: int) -> int:
 
 
 def tick_text(value: float, unit: str) -> str:
-    """A tick with its unit: `20 %`, `2.5k ms`."""
+    """A tick with its unit: `20%`, `2.5k ms`."""
     thousands = 0
     while value >= 10_000 and thousands < len(_THOUSANDS) - 1:
         value /= 1000
         thousands += 1
     number = f"{value:.0f}" if value >= 100 else f"{value:.3g}"
-    return f"{number}{_THOUSANDS[thousands]} {unit}".rstrip()
+    space = "" if unit in {"", "%"} else " "
+    return f"{number}{_THOUSANDS[thousands]}{space}{unit}"
 
 
 def _round_up(value: float) -> float:

@@ -31,7 +31,7 @@ HEAT: Final = (
     (20, "▓", Level.HEAT_3),
     (40, "█", Level.HEAT_4),
 )
-"""Glyphs by percent of the step above the median rank; 5 % is the default threshold of a straggler."""
+"""Glyphs by percent of the step above the median rank; 5% is the default threshold of a straggler."""
 CALM_STEPS: Final = 8
 """Where ranks share a line, a glyph is the mean of at least this many steps: one of many ranks always has a hiccup."""
 ROWS_FOR_NOTE: Final = 3
@@ -94,7 +94,7 @@ def heat_legend(columns: int) -> Line:
     """The legend in one line, with as many words as fit."""
     glyphs: Line = []
     for percent, glyph, level in HEAT[1:]:
-        glyphs += [Cell(f" {glyph}", level), Cell(f" {percent} %", Level.DIM)]
+        glyphs += [Cell(f" {glyph}", level), Cell(f" {percent}%", Level.DIM)]
     for words in ("of the step above the middle rank: ", "above the middle rank: ", "above:"):
         line = [Cell(words, Level.DIM), *glyphs]
         if line_columns(line) <= columns:

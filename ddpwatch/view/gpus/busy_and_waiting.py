@@ -1,6 +1,6 @@
 """What GPU figures mean beside the steps of their rank: how much of the utilization is waiting, and what is stale.
 
-Utilization alone misleads in DDP: a NCCL kernel that waits for another rank keeps a GPU at 100 %.
+Utilization alone misleads in DDP: a NCCL kernel that waits for another rank keeps a GPU at 100%.
 """
 
 from __future__ import annotations

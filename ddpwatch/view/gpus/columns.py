@@ -41,7 +41,7 @@ FREE: Final = "·"
 GAP: Final = 2
 """Distance of columns, in terminal cells."""
 FULL_PERCENT: Final = 100 * 8 / 7
-"""Top of the scale of a history, in percent: 100 % leaves an eighth of the row free, so that rows stand apart."""
+"""Top of the scale of a history, in percent: 100% leaves an eighth of the row free, so that rows stand apart."""
 LONG_BADGE_COLUMNS: Final = 30
 """From this width on, the state names all throttle reasons."""
 SHORT: Final = {
@@ -124,7 +124,7 @@ def _util(entry: GpuRow, width: int) -> Line:
     busy = bar((gpu.util_percent - waiting) / 100, room - waits) if not waits else BUSY * (total - waits)
     line = [Cell(busy, Level.BACKWARD), Cell(WAITS * waits, Level.WAITING)]
     line.append(Cell(" " * (room - line_columns(line))))
-    return [*line, Cell(pad(f"{gpu.util_percent} %", number_columns, right=True), Level.STRONG)]
+    return [*line, Cell(pad(f"{gpu.util_percent}%", number_columns, right=True), Level.STRONG)]
 
 
 def _history(entry: GpuRow, width: int) -> Line:

@@ -92,13 +92,13 @@ def _utilisation(row: Row, gpu: Gpu) -> str:
         return "lost: nothing can be read from it any more"
     if gpu.util_percent is None:
         return ""
-    text = f"{gpu.util_percent} %"
+    text = f"{gpu.util_percent}%"
     waiting = waiting_percent(row, gpu)
     if is_waiting(row) and waiting:
         text += ", and that is waiting in all-reduce"
     elif waiting is not None and waiting >= WORTH_SAYING_PERCENT:
         text += f", of it {waiting:.0f} waiting in all-reduce"
-    return text + (f"; memory busy {gpu.memory_util_percent} %" if gpu.memory_util_percent is not None else "")
+    return text + (f"; memory busy {gpu.memory_util_percent}%" if gpu.memory_util_percent is not None else "")
 
 
 def _memory(gpu: Gpu) -> str:
@@ -190,7 +190,7 @@ class _Curve(NamedTuple):
 
 
 CURVES: Final = (
-    _Curve("utilisation", "util_percent", lambda _: 100.0, lambda value: f"{value:.0f} %"),
+    _Curve("utilisation", "util_percent", lambda _: 100.0, lambda value: f"{value:.0f}%"),
     _Curve("memory", "used_bytes", lambda gpu: gpu.total_bytes, size),
     _Curve("SM clock", "sm_mhz", lambda gpu: gpu.sm_max_mhz, lambda value: f"{value:.0f} MHz"),
     _Curve("power", "power_mw", lambda gpu: gpu.power_limit_mw, lambda value: f"{value / 1000:.0f} W"),

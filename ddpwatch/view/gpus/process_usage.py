@@ -116,7 +116,7 @@ def _layout(run_view: RunView, columns: int, *, above: int) -> Layout[_Used]:
 def _host_line(host: _Host, layout: Layout[_Used]) -> Line:
     """The host's name goes over the bar's columns: a sum would not suit its scale."""
     room = sum(width for column, width in layout.columns if column.keep >= BAR_KEEP)
-    together = f"  {plural(len(host.rows), 'rank')} · CPU {host.cpu_percent:.0f} %"
+    together = f"  {plural(len(host.rows), 'rank')} · CPU {host.cpu_percent:.0f}%"
     name = clip(host.name or "host not known", max(room - len(together), 8))
     line = fit([Cell(name, Level.STRONG), Cell(together, Level.DIM)], room)
     line.append(Cell(" " * (room - line_columns(line))))
@@ -149,7 +149,7 @@ def _size(count_bytes: int) -> str:
 
 PROCESS: Final = (
     Column[_Used]("  RANK", 10, read=lambda used: Cell(f"  {used.rank.rank}", Level.STRONG), right=False),
-    Column("CPU", 8, read=_read(lambda used: f"{cpu_percent(used.rank):.0f} %" if used.rank.beat else UNPROVEN)),
+    Column("CPU", 8, read=_read(lambda used: f"{cpu_percent(used.rank):.0f}%" if used.rank.beat else UNPROVEN)),
 )
 BAR_KEEP: Final = 5
 """`keep` of the CPU bars: all columns right of them are dropped before."""

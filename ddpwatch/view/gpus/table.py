@@ -191,7 +191,7 @@ def _summary(name: str, totals: GpuTotals, columns: int) -> Line:
 
 
 def _totals_texts(totals: GpuTotals) -> list[str]:
-    util = UNPROVEN if totals.util_percent is None else f"{totals.util_percent:.0f} %"
+    util = UNPROVEN if totals.util_percent is None else f"{totals.util_percent:.0f}%"
     if totals.waiting_percent is not None and totals.waiting_percent >= WORTH_SAYING_PERCENT:
         util += f", of it {totals.waiting_percent:.0f} waiting"
     texts = [plural(totals.gpus, "GPU"), util]

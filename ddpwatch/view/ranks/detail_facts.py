@@ -71,7 +71,7 @@ def _process(run_view: RunView, row: Row) -> list[tuple[str, str]]:
         return [("heard", f"{received}; {why}" if (why := why_no_heartbeat(rank)) else received)]
     change, share = memory_change(rank), cpu_share(rank)
     pairs = [
-        ("CPU", f"{cpu_percent(rank):.0f} %" + (f", {share}" if share else "")),
+        ("CPU", f"{cpu_percent(rank):.0f}%" + (f", {share}" if share else "")),
         ("RSS", (size(beat.rss_bytes) if beat.rss_bytes else UNPROVEN) + (f", {change}" if change else "")),
     ]
     if (waited := rank.cpu_starvation.lately) is not None and waited >= _MIN_STARVATION:
@@ -182,7 +182,7 @@ def _agent_cpu(rank: RankState, beat: Beat) -> str:
     ran_ns = rank.unix_ns_at(beat.mono_ns) - started_ns if started_ns else 0
     if ran_ns <= 0:
         return f"{beat.agent_cpu_ns / 1e9:.1f} s of CPU so far"
-    return f"{min(beat.agent_cpu_ns / ran_ns * 100, 999):.1f} % of a core"
+    return f"{min(beat.agent_cpu_ns / ran_ns * 100, 999):.1f}% of a core"
 
 
 def _notes(rank: RankState, columns: int) -> list[Line]:

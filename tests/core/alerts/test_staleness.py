@@ -145,7 +145,7 @@ def test_the_all_reduce_share_becomes_stale_when_the_figure_beside_it_has_fallen
     for steps in (END + 70, END + 80, END + 90, END + 100):
         monitor = watched(steps)
         since, last = Moment(ONSET + 20, 1, 0), Moment(steps - 1, 2, 0)
-        alert = Alert(Finding("comm-share", Severity.WARNING, "job", "all-reduce takes 11 %", "do it"), since, last)
+        alert = Alert(Finding("comm-share", Severity.WARNING, "job", "all-reduce takes 11%", "do it"), since, last)
         with opened(monitor, alert):
             seen = drawn(monitor)
             assert seen.figures.share < 0.08
@@ -168,7 +168,7 @@ def test_a_share_that_wanders_about_the_threshold_does_not_make_the_alert_flap()
     monitor = Monitor(state)
     monitor.evaluate_now()
     alert = Alert(
-        Finding("comm-share", Severity.WARNING, "job", "all-reduce takes 11 %", "do it"),
+        Finding("comm-share", Severity.WARNING, "job", "all-reduce takes 11%", "do it"),
         Moment(20, 1, 0),
         Moment(299, 2, 0),
     )

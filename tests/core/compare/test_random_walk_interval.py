@@ -18,7 +18,7 @@ def added(parts, variance=CHANCE**2, seed=0):
 
 
 def reach(resamples):
-    """Half width of the 95 % interval."""
+    """Half width of the 95% interval."""
     low, high = np.quantile(resamples, [0.025, 0.975])
     return (high - low) / 2
 

@@ -20,7 +20,7 @@ from tests.builders.synthetic_run import look, make_run, only, run_of, train
 def test_an_expensive_wire_is_reported_with_its_share_and_advice_on_buckets():
     finding = only(comm_share(look(run_of(sync=12))))
 
-    assert finding.message == "all-reduce takes 30 % of the last 50 steps: wire 30 %, waiting 0 %"
+    assert finding.message == "all-reduce takes 30% of the last 50 steps: wire 30%, waiting 0%"
     assert "bucket_cap_mb" in finding.advice
     assert "network" not in finding.advice, "all ranks are on one host"
     assert finding.cost == pytest.approx(0.3)
@@ -40,7 +40,7 @@ def test_waiting_is_separated_from_the_wire():
     late = {rank: {"backward": 26} if rank == 2 else {"sync": 12} for rank in range(4)}
     finding = only(comm_share(look(make_run({rank: train(**late[rank]) for rank in range(4)}))))
 
-    assert finding.message == "all-reduce takes 24 % of the last 50 steps: wire 5 %, waiting 19 %"
+    assert finding.message == "all-reduce takes 24% of the last 50 steps: wire 5%, waiting 19%"
     assert finding.advice.startswith("Most of the waiting is for rank 2: ")
     assert finding.cost == pytest.approx(finding.evidence["waiting_percent"] / 100, abs=1e-4)
 
@@ -61,7 +61,7 @@ def test_waiting_for_varying_ranks_names_no_rank():
 def test_the_parts_of_the_share_add_up_as_they_are_read(backward):
     late = {rank: {"backward": backward} if rank == 2 else {"sync": backward - 14} for rank in range(4)}
     message = only(comm_share(look(make_run({rank: train(**late[rank]) for rank in range(4)})))).message
-    share, *parts = (int(number) for number in re.findall(r"(\d+) %", message))
+    share, *parts = (int(number) for number in re.findall(r"(\d+)%", message))
 
     assert sum(parts) == share
 
@@ -69,26 +69,26 @@ def test_the_parts_of_the_share_add_up_as_they_are_read(backward):
 def test_with_a_rank_missing_the_parts_of_the_share_are_not_claimed():
     finding = only(comm_share(look(make_run({rank: train(sync=12) for rank in range(3)}, world=4))))
 
-    assert finding.message.startswith("all-reduce takes 30 % of the last 50 steps; wire and waiting cannot be told")
+    assert finding.message.startswith("all-reduce takes 30% of the last 50 steps; wire and waiting cannot be told")
     assert "1 rank of 4" in finding.message
     assert finding.cost is None
     assert "wire_percent" not in finding.evidence
 
 
-@pytest.mark.parametrize(("sync_ns", "opens"), [(3 * MS, False), (3 * MS + 60_000, True)], ids=["10 %", "more"])
+@pytest.mark.parametrize(("sync_ns", "opens"), [(3 * MS, False), (3 * MS + 60_000, True)], ids=["10%", "more"])
 def test_the_share_must_exceed_its_limit(sync_ns, opens):
     assert only(comm_share(look(run_of(sync_ns=sync_ns, other=0)))).opens == opens
 
 
-# Of a step with 27 ms of work, 8 % are 2.35 ms.
-@pytest.mark.parametrize(("sync_ns", "keeps"), [(2_340_000, False), (2_360_000, True)], ids=["less than 8 %", "more"])
+# Of a step with 27 ms of work, 8% are 2.35 ms.
+@pytest.mark.parametrize(("sync_ns", "keeps"), [(2_340_000, False), (2_360_000, True)], ids=["less than 8%", "more"])
 @pytest.mark.parametrize("received", [3, 4])
 def test_an_open_share_is_kept_open_until_it_falls_below_a_part_of_its_limit(sync_ns, keeps, received):
     run = make_run({rank: train(sync_ns=sync_ns, other=0) for rank in range(received)}, world=4)
 
     found = comm_share(look(run))
     assert [finding.opens for finding in found] == [False] * keeps
-    assert all("steps, after more than 10 %" in finding.message for finding in found)
+    assert all("steps, after more than 10%" in finding.message for finding in found)
 
 
 def test_a_share_around_its_limit_is_opened_once():

@@ -29,7 +29,7 @@ def test_records_that_the_agent_dropped_are_reported():
     state.apply(make_beat(2, seq=5, step=90, dropped=1200), state.now_ns)
     finding = only(lossy(look(state)))
 
-    assert finding.message == "rank 2: 1 200 records dropped by the agent"
+    assert finding.message == "rank 2: 1,200 records dropped by the agent"
     assert finding.severity is Severity.WARNING
 
 

@@ -25,7 +25,7 @@ def filling(first, last, readings, **changed):
 def test_a_gpu_that_is_nearly_full_and_grows_is_reported():
     found = only(memory(look(read_gpus(run_of(), 90, r1=filling(0.90, 0.97, 90)))))
 
-    assert found.message.startswith("rank 1 · cuda:0: 97 % of the GPU's memory in use and growing, ")
+    assert found.message.startswith("rank 1 · cuda:0: 97% of the GPU's memory in use and growing, ")
     assert "torch holds" not in found.message
 
 

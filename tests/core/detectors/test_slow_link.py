@@ -16,7 +16,7 @@ def test_a_wire_slower_than_before_is_reported_in_milliseconds():
     finding = only(slow_link(look(run_of(sync=6, comm_bytes=98 << 20), history)))
 
     assert finding.message == (
-        "the wire takes 6.00 ms a step for the same 98M of gradients, 2.00 before · 12 % of the step longer"
+        "the wire takes 6.00 ms a step for the same 98M of gradients, 2.00 before · 12% of the step longer"
     )
     assert finding.cost == pytest.approx(4 / 34)
     assert (finding.ranks, finding.evidence["usual_wire_ms"], finding.proven) == ((), 2.0, True)

@@ -26,13 +26,13 @@ def test_a_job_slower_than_before_is_reported_by_how_much():
     history = remember(*[run_of(backward=16)] * 4)
     finding = only(slowdown(look(run_of(backward=22), history)))
 
-    assert finding.message == ("the whole job is 20 % slower than it was: 36.0 ms of work and wire a step, 30.0 before")
+    assert finding.message == ("the whole job is 20% slower than it was: 36.0 ms of work and wire a step, 30.0 before")
     assert finding.cost == pytest.approx(6 / 36)
     assert (finding.ranks, finding.proven, finding.evidence["usual_work_ms"]) == ((), True, 28.0)
     assert "nvidia-smi" in finding.advice
 
 
-@pytest.mark.parametrize(("backward_ns", "found"), [(18_990_000, 0), (19_010_000, 1)], ids=["9.97 %", "10.03 %"])
+@pytest.mark.parametrize(("backward_ns", "found"), [(18_990_000, 0), (19_010_000, 1)], ids=["9.97%", "10.03%"])
 def test_a_slowdown_must_reach_its_factor(backward_ns, found):
     history = remember(*[run_of(backward=16)] * 4)
 

@@ -374,13 +374,13 @@ def test_the_message_has_the_numbers_and_the_advice_fits_the_phase(phase):
     assert (mine_ms, others_ms) == pytest.approx(
         (finding.evidence["phase_ms"], finding.evidence["others_phase_ms"]), rel=0.02
     )
-    assert re.search(r"costs the job \d+ % of its time", finding.message)
+    assert re.search(r"costs the job \d+% of its time", finding.message)
     assert words[phase] in finding.advice
 
 
 def test_cpu_starvation_is_reported_with_advice():
     finding = only_alert(evaluated(4, slow(1), reported=short_of_cores({1: 0.25}))).finding
-    assert finding.message.endswith("· waited for a core 25 % of the time, others 1 %")
+    assert finding.message.endswith("· waited for a core 25% of the time, others 1%")
     assert finding.evidence["cores"] in finding.message
     assert "OMP_NUM_THREADS" in finding.advice
 

@@ -230,7 +230,7 @@ def test_a_finding_within_the_noise_is_called_unproven():
     suspicion = make_alert(subject="rank 1", evidence={"excess_ms": 1.74}).finding
     monitor.book.unproven["straggler"] = [make_alert(subject="rank 0", evidence={}).finding, suspicion]
 
-    assert "slowest rank  unproven: rank 1 looks 6 % slower, which is inside the noise" in screen(monitor)
+    assert "slowest rank  unproven: rank 1 looks 6% slower, which is inside the noise" in screen(monitor)
     put(monitor, make_alert())
     assert not any(line.startswith("slowest rank") for line in screen(monitor))
 

@@ -107,7 +107,7 @@ def test_nothing_is_wrong_is_said_and_so_is_that_it_is_too_early():
     suspicion = Finding("straggler", Severity.WARNING, "rank 2", "m", "a", cost=0.03, proven=False)
     run_view = make_run_view(monitor)
     monitor.book.unproven["straggler"] = [suspicion]
-    assert "unproven: rank 2 looks slower (3 %), inside the noise" in page(alert_panel(run_view, 60, 5))
+    assert "unproven: rank 2 looks slower (3%), inside the noise" in page(alert_panel(run_view, 60, 5))
 
 
 @given(run_views(), widths, heights)
@@ -136,5 +136,5 @@ def test_a_share_over_the_limit_that_is_no_alert_yet_is_not_called_fine():
     lines = texts(alert_panel(drawn, 60, 10))
 
     assert lines[0] == "· nothing lasting is wrong"
-    assert "all-reduce took 24 % of the last 50 steps" in " ".join(lines)
+    assert "all-reduce took 24% of the last 50 steps" in " ".join(lines)
     assert "✔" not in "".join(lines)

@@ -95,7 +95,7 @@ def test_a_little_is_not_nothing():
 def test_the_axes_have_round_labels_with_the_unit():
     lines = drawn(np.full(60, 23.0), columns=90, rows=13)
 
-    assert [line[:8].strip() for line in lines if "%" in line[:8]] == ["30 %", "20 %", "10 %", "0 %"]
+    assert [line[:8].strip() for line in lines if "%" in line[:8]] == ["30%", "20%", "10%", "0%"]
     assert lines[-2].split() == ["step", "0", "20", "40"]
     assert lines[-3][GUTTER_COLUMNS + 20] == "┬"
     assert lines[-2].index("20") == GUTTER_COLUMNS + 20
@@ -115,29 +115,29 @@ def test_steps_that_share_a_column_show_their_mean_or_maximum_and_the_legend_say
     assert "1 column = 2 steps, their mean" in mean[-1]
     assert "1 column = 2 steps, the largest" in largest[-1]
     assert column(mean, 5, 8).rstrip() == "▒" * 8
-    assert mean[0].split()[0] == "40"
-    assert largest[0].split()[0] == "80"
+    assert mean[0].split()[0] == "40%"
+    assert largest[0].split()[0] == "80%"
     assert "column" not in drawn(values, columns=140)[-1]
 
 
 def test_a_mark_is_a_dashed_line_with_its_label_and_leaves_columns_readable():
-    lines = drawn([40.0] * 10, columns=40, rows=13, marks=[Mark(20, "limit 20 %")])
-    row = next(line for line in lines if line.strip().startswith("20 %"))
+    lines = drawn([40.0] * 10, columns=40, rows=13, marks=[Mark(20, "limit 20%")])
+    row = next(line for line in lines if line.strip().startswith("20%"))
 
     assert row[GUTTER_COLUMNS:] == "╌▒▒▒╌▒▒▒╌▒" + "╌" * 21
-    assert "╌╌ limit 20 %" in lines[-1]
+    assert "╌╌ limit 20%" in lines[-1]
 
 
 def test_a_mark_is_a_notch_through_solid_columns_and_tears_none_apart():
-    lines = drawn([50.0, 50.0, 10.0, 50.0, 50.0], columns=40, rows=11, glyphs="█", marks=[Mark(20, "limit 20 %")])
-    (row,) = [line for line in lines if "20 % ┼" in line]
+    lines = drawn([50.0, 50.0, 10.0, 50.0, 50.0], columns=40, rows=11, glyphs="█", marks=[Mark(20, "limit 20%")])
+    (row,) = [line for line in lines if "20% ┼" in line]
 
     assert row[GUTTER_COLUMNS : GUTTER_COLUMNS + 7] == "▆▆╌▆▆╌╌"
     assert sum("▆▆" in line for line in lines) == 1
 
 
 def test_a_mark_above_all_values_is_in_the_chart():
-    assert any("10 % ┼╌╌╌" in line for line in drawn([1.0] * 3, rows=12, marks=[Mark(10, "limit")]))
+    assert any("10% ┼╌╌╌" in line for line in drawn([1.0] * 3, rows=12, marks=[Mark(10, "limit")]))
 
 
 def test_the_cursor_marks_its_step_and_names_it():
@@ -218,7 +218,7 @@ def test_the_words_on_folding_become_fewer_and_are_never_cut():
     values = np.full(400, 20.0)
     bands = [Band("wire", values, Level.WIRE, "▒"), Band("waiting", values, Level.WAITING, "░")]
     for columns in range(62, 100):
-        legend = plain(chart(bands, np.arange(400), columns, 12, unit="%", marks=[Mark(10.0, "limit 10 %")])[-1])
+        legend = plain(chart(bands, np.arange(400), columns, 12, unit="%", marks=[Mark(10.0, "limit 10%")])[-1])
 
         assert "…" not in legend
         assert legend.endswith(("a column", "their mean"))

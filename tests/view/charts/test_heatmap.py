@@ -126,7 +126,7 @@ def test_the_legend_names_every_glyph_with_its_bound():
 
         assert line_columns(legend) <= columns
         for percent, glyph, _ in HEAT[1:]:
-            assert f"{glyph} {percent} %" in plain(legend)
+            assert f"{glyph} {percent}%" in plain(legend)
         assert Level.HEAT_4 in {cell.level for cell in legend}
 
 
@@ -137,9 +137,9 @@ def test_the_note_gets_shorter_until_it_fits_and_is_never_cut():
             note = drawn(make_excess(32, 400), columns=columns, rows=9, steps=steps, hosts=hosts)[-1]
 
             assert "…" not in note
-            assert not note or re.search(r"13 \d\d\d( to |-)13 902", note)
+            assert not note or re.search(r"13,\d\d\d( to |-)13,902", note)
     wide = drawn(make_excess(32, 400), columns=120, rows=9, steps=steps)[-1]
-    assert wide.startswith("each line = 4 ranks, the worst of them shows · steps 13 5")
+    assert wide.startswith("each line = 4 ranks, the worst of them shows · steps 13,5")
     assert wide.endswith("1 column = 4 steps")
     assert drawn(make_excess(32, 400), columns=50, rows=9, steps=steps)[-1].startswith("4 ranks a line")
 

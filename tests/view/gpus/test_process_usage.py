@@ -51,7 +51,7 @@ def test_the_share_of_its_cores_is_shown_where_it_is_known():
     lines = table(make_devices(cores=8), columns=100)
 
     assert "OF ITS CORES" in lines[0]
-    assert "50 % of 8 cores" in next(text for text in lines if text.split()[0] == "3")
+    assert "50% of 8 cores" in next(text for text in lines if text.split()[0] == "3")
     assert "OF ITS CORES" not in table(make_devices(), columns=100)[0]
 
 
@@ -59,7 +59,7 @@ def test_ranks_stand_below_their_host_with_its_total():
     lines = table(make_devices())
 
     assert [text.split()[0] for text in lines[1:]] == ["node-0", "0", "1", "node-1", "2", "3"]
-    assert "2 ranks · CPU 150 %" in lines[1]
+    assert "2 ranks · CPU 150%" in lines[1]
     assert lines[1].endswith("3.0G")
     assert lines[4].endswith("7.0G")
 
@@ -67,8 +67,8 @@ def test_ranks_stand_below_their_host_with_its_total():
 def test_each_rank_has_cpu_memory_and_its_part_of_the_hosts():
     words = table(make_devices())[2].split()
 
-    assert words[:3] == ["0", "50", "%"]
-    assert words[-3:] == ["1.0G", "33", "%"]
+    assert words[:2] == ["0", "50%"]
+    assert words[-2:] == ["1.0G", "33%"]
 
 
 def test_bars_have_one_scale_and_more_is_longer():
@@ -139,6 +139,6 @@ def test_the_share_of_memory_is_that_of_the_ranks_and_says_so():
 
     assert "OF RANKS'" in lines[0]
     assert "HOST" not in lines[0]
-    assert ["33 %" in line for line in lines[2:4]] == [True, False], "1 of 3 GiB"
+    assert ["33%" in line for line in lines[2:4]] == [True, False], "1 of 3 GiB"
     [reported] = [terms["of ranks'"] for terms in GLOSSARY.values() if "of ranks'" in terms]
     assert "not of the host's memory" in reported

@@ -72,8 +72,8 @@ def test_the_rank_table_and_the_rank_page_fit_with_any_gpus(run_view, columns):
 def test_gpus_stand_below_their_host_whose_line_sums_them_up():
     lines = texts(drawn(gpu_monitor(r2=HOT)))
 
-    assert lines[1].startswith("all 2 hosts  4 GPUs · 95 %, of it 25 waiting · 1.6 of 2.8 kW · hottest 89 °C")
-    assert lines[3].startswith("node-0  2 GPUs · 95 %, of it 25 waiting · 0.8 of 1.4 kW · hottest 60 °C")
+    assert lines[1].startswith("all 2 hosts  4 GPUs · 95%, of it 25 waiting · 1.6 of 2.8 kW · hottest 89 °C")
+    assert lines[3].startswith("node-0  2 GPUs · 95%, of it 25 waiting · 0.8 of 1.4 kW · hottest 60 °C")
     assert lines[6].endswith("▲ 1 throttled")
     assert [text.split()[0] for text in lines[3:]] == ["node-0", "0", "1", "node-1", "2", "3"]
 
@@ -81,7 +81,7 @@ def test_gpus_stand_below_their_host_whose_line_sums_them_up():
 def test_a_line_shows_all_readings_of_a_gpu():
     text = plain(line_of(drawn(gpu_monitor(r2=HOT)), 2))
 
-    for figure in ("cuda:2", "95 %", "30/80G", "89 °C", "400/700 W", "1110/1980", "▲ thermal"):
+    for figure in ("cuda:2", "95%", "30/80G", "89 °C", "400/700 W", "1110/1980", "▲ thermal"):
         assert figure in text
 
 
@@ -222,7 +222,7 @@ def test_stale_readings_are_dim_and_say_so():
     line = line_of(drawn(monitor), 1)
 
     assert "▲ not read" in plain(line)
-    assert {cell.level for cell in line if "95 %" in cell.text} == {Level.DIM}
+    assert {cell.level for cell in line if "95%" in cell.text} == {Level.DIM}
 
 
 @pytest.mark.parametrize(
@@ -252,7 +252,7 @@ def test_the_details_name_processes_and_why_figures_are_absent():
 
     assert "1000 (this rank) python 29G · 7 other 1.0G" in reported
     assert "power, power limit: not supported; Xid errors: no permission" in reported
-    assert "30/80G (38 %): torch 27G, rest of this process 2.0G, others 1.0G; tensors 20G, at most 25G" in reported
+    assert "30/80G (38%): torch 27G, rest of this process 2.0G, others 1.0G; tensors 20G, at most 25G" in reported
     assert "NVLink 24G/s out, –/s in" in reported
     assert "Xid 79, it has fallen off the bus" in reported
 

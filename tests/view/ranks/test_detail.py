@@ -31,8 +31,8 @@ def test_the_page_fits_any_window_whatever_is_known(drawn, rank, columns, rows):
 def test_each_phase_stands_against_the_median_of_the_others():
     lines = rank_page(make_run_view(make_monitor()), 2, 100, ALL_ROWS)
 
-    assert row_of(lines, "backward")[:5] == ["backward", "26.0", "16.0", "+10.0", "+62"]
-    assert row_of(lines, "forward")[:5] == ["forward", "8.00", "8.00", "+0.00", "0"]
+    assert row_of(lines, "backward")[:5] == ["backward", "26.0", "16.0", "+10.0", "+62%"]
+    assert row_of(lines, "forward")[:5] == ["forward", "8.00", "8.00", "+0.00", "0%"]
     assert row_of(lines, "waiting")[:4] == ["waiting", "0.00", "10.0", "-10.0"]
 
 
@@ -68,7 +68,7 @@ def test_the_cost_is_that_of_the_figures():
     drawn = make_run_view(make_monitor())
     share = drawn.figures.ranks[2].straggler_cost_share
 
-    assert f"Cost the job {round(share * 100)} % of its time" in page(rank_page(drawn, 2, 80, ALL_ROWS))
+    assert f"Cost the job {round(share * 100)}% of its time" in page(rank_page(drawn, 2, 80, ALL_ROWS))
     assert "Holds nobody up. Waits 10.0 ms a step" in page(rank_page(drawn, 0, 80, ALL_ROWS))
 
 
@@ -80,7 +80,7 @@ def test_a_rank_below_the_straggler_threshold_is_not_blamed():
         monitor.state.apply(make_snap(rank, 6, steps), 2)
     text = page(rank_page(make_run_view(monitor), 0, 80, ALL_ROWS))
 
-    assert "Was the last now and then: 1 % of the job's time in these 50 steps" in text
+    assert "Was the last now and then: 1% of the job's time in these 50 steps" in text
     assert "▲" not in text
 
 
@@ -130,7 +130,7 @@ def test_a_strip_that_does_not_fit_as_a_whole_gives_way_to_the_facts():
     assert "own work" in page(rank_page(drawn, 0, 80, 30))
     low = page(rank_page(drawn, 0, 80, 18))
     assert "own work" not in low
-    assert "CPU 98 %" in low
+    assert "CPU 98%" in low
 
 
 def test_identity_and_set_up():
@@ -146,7 +146,7 @@ def test_identity_and_set_up():
     for reported in (
         "node-a",
         "pid 1000",
-        "ResNet, 1 234 parameters",
+        "ResNet, 1,234 parameters",
         "torch 2.13.0",
         "Python 3.11.9",
         "bucket_cap_mb=25",
