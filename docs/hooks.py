@@ -107,8 +107,8 @@ def replay_keys() -> str:
 
 
 def themes() -> str:
-    """Names of the themes."""
-    return ", ".join(f"`{name}`" for name in theme_names())
+    """Names of the themes that are made for ddpwatch."""
+    return ", ".join(f"`{name}`" for name in theme_names() if name.startswith("ddpwatch"))
 
 
 def security() -> str:
