@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 
 class Agent:
-    """Measures the training of this process and publishes it. Never blocks, raises or changes a result."""
+    """Measures the training of this process and publishes it. In a step it never blocks, raises or changes a result."""
 
     def __init__(
         self, comm_hooks: CommHookRegistry, run_name: str | None, clock: HostClock, *, only_host: bool = False

@@ -11,9 +11,11 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, get_type_hints
 
+import click
 import msgspec
 from mkdocs.structure.files import File
 
+from ddpwatch.cli.main import COMMANDS, group
 from ddpwatch.core import limits
 from ddpwatch.core.detectors import DETECTORS
 from ddpwatch.core.monitor import Monitor
@@ -37,6 +39,8 @@ RECORDINGS: Final = ("slow-backward", "hang", *(f"hangs/{name}" for name in ("mi
 """Recordings of real jobs in tests/recordings that sample messages are taken from."""
 RANKS: Final = 4
 MIB: Final = 1 << 20
+HELP_COLUMNS: Final = 90
+"""Width of the help of a command: a block of code on a page is about as wide."""
 EVERY_RULE: Final = "judge"
 """Group of the settings that all rules share."""
 MARKS: Final = frozenset({"states and marks", "charts"})
@@ -84,6 +88,18 @@ def settings_of_all_rules() -> str:
     return _settings(EVERY_RULE)
 
 
+def commands() -> str:
+    """The help of each command, as it is printed."""
+    parts = []
+    main = click.Context(group, info_name="ddpwatch", terminal_width=HELP_COLUMNS)
+    for name in COMMANDS:
+        command = group.get_command(main, name)
+        assert command is not None
+        context = click.Context(command, info_name=name, parent=main, help_option_names=["-h", "--help"])
+        parts += [f"## ddpwatch {name}", f"```text\n{command.get_help(context)}\n```"]
+    return "\n\n".join(parts)
+
+
 def glossary() -> str:
     """Terms of the dashboard's help."""
     parts = []
@@ -117,6 +133,7 @@ def security() -> str:
 
 
 GENERATED: Final[dict[str, Callable[[], str]]] = {
+    "commands": commands,
     "glossary": glossary,
     "keys": keys,
     "replay-keys": replay_keys,
