@@ -11,9 +11,13 @@ from typing import Any, Final
 from torch import Tensor, strided
 
 MAX_DEPTH: Final = 6
+"""Levels of nesting that are searched for tensors."""
 MAX_VISITS: Final = 512
+"""Objects that are visited in one search, which bounds its time on the training thread."""
 PIECES: Final = 16
+"""Evenly spaced pieces of a tensor that enter its checksum."""
 PIECE_BYTES: Final = 16
+"""Bytes in each piece."""
 
 
 def tensors(value: Any) -> Iterator[Tensor]:

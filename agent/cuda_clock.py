@@ -21,6 +21,7 @@ LATER_STEPS: Final = 2
 MAX_PENDING: Final = 64
 """Steps that may wait for the GPU; beyond that the oldest one keeps the host's times."""
 MAX_EVENTS: Final = 4096
+"""CUDA events that are created, at most; when all are in use, a step keeps the host's times."""
 Event: TypeAlias = Any
 """`torch.cuda.Event`, whose methods torch does not type."""
 

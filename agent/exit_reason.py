@@ -12,7 +12,9 @@ import torch
 from ddpwatch.wire import fit
 
 MAX_CHARS: Final = 2000
+"""Characters of the exception's text; the frames may take as many again."""
 LAST_FRAMES: Final = 3
+"""Innermost frames of the traceback that are sent."""
 _TORCH: Final = str(Path(torch.__file__).parent)
 _OWN: Final = str(Path(__file__).parent)
 

@@ -18,9 +18,11 @@ if TYPE_CHECKING:
     from ddpwatch.agent.step_recorder import Recorder
 
 EVERY_STEPS: Final = 200
+"""Steps between two checksums."""
 FIRST_STEP: Final = 9
 """An early check for short runs; by then DDP has rebuilt its buckets and replicas must agree."""
 SLICE_BYTES: Final = 64 << 10
+"""Bytes of a parameter that enter one checksum, at most."""
 INTEGERS: Final = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 """Integer type by element size in bytes, to sum the bits of a parameter."""
 MASK: Final = 2**62 - 1

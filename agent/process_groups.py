@@ -36,6 +36,7 @@ LOOKUP_ANYWAY_NS: Final = 30_000_000_000
 GROUP_IDS_NS: Final = 2_000_000_000
 """Nanoseconds between attempts to find the id of a group, which also reads the whole recorder."""
 MAX_GROUPS: Final = 64
+"""Process groups whose progress is read."""
 BARRIER_FRAMES: Final = 8
 """Frames of the training thread to search for a `monitored_barrier`."""
 RECORDERS: Final = ("_dump_nccl_trace", "_dump_fr_trace")

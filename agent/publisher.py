@@ -37,22 +37,24 @@ if TYPE_CHECKING:
 
     from ddpwatch.agent.step_recorder import Recorder
 
-FLUSH_S: Final = 0.25
-FLUSH_MANY_S: Final = 1.0
-MANY_RANKS: Final = 256
-HELLO_EVERY_S: Final = 5.0
 SEND_QUEUE: Final = 256
 """Messages queued per viewer: half a minute for one that stalls. After that it loses messages; memory stays bounded."""
 STOP_S: Final = 2.0
+"""Seconds that `stop` waits for the thread to end."""
 EXIT_S: Final = 15.0
+"""Seconds that `stop` waits at the exit of the process."""
 GOODBYE_MS: Final = 200
 """Milliseconds that the last messages may take to leave when a viewer is stuck."""
 MAX_STEPS_PER_MESSAGE: Final = 2048
+"""Steps per message; a frame is limited in size."""
 MAX_STEPS_WITH_VALUES: Final = 64
-"""Steps per message if the script logged values, which may take 13 KiB per step; a frame is limited in size."""
+"""Steps per message if the script logged values, which may take 13 KiB per step."""
 MAX_STEPS_PER_BEAT: Final = 64
+"""Steps that travel inside a heartbeat; more are sent in messages of their own before it."""
 STACK_EVERY_S: Final = 1.0
+"""Seconds between two stacks sent to each subscriber."""
 MAX_STACK_TOPICS: Final = 16
+"""Subscriptions to stacks that are served at a time."""
 
 SCARCE: Final = (
     f"Fewer than {TOO_FEW} free file descriptors are left in this process. It cannot be watched until there are more; "
@@ -123,7 +125,7 @@ class Publisher(threading.Thread):
                 if self._registration.find() and self._has_room():
                     self._publish()
                 else:
-                    self._ending.wait(FLUSH_S)
+                    self._ending.wait(wire.BEAT_NS / 1e9)
         finally:
             self.telemetry.stop()
             self._heartbeat.close()
@@ -174,13 +176,13 @@ class Publisher(threading.Thread):
             self._registration.leave(self._last_words)
 
     def _loop(self, socket: zmq.Socket[bytes]) -> None:
-        flush_s = FLUSH_MANY_S if self._registration.identity.world_size > MANY_RANKS else FLUSH_S
+        flush_s = wire.beat_ns(self._registration.identity.world_size) / 1e9
         next_flush_s = next_hello_s = monotonic()
         while self._recorder.switch.on and not self._ending.is_set() and not self._registration.is_outdated:
             now_s = monotonic()
             if now_s >= next_hello_s:
                 self._send(self._registration.hello(self._next_seq(), self._describe()))
-                next_hello_s = now_s + HELLO_EVERY_S
+                next_hello_s = now_s + wire.HELLO_NS / 1e9
             if now_s >= next_flush_s:
                 if free() < TOO_FEW:
                     self._recorder.note("descriptors", SCARCE)
@@ -223,7 +225,7 @@ class Publisher(threading.Thread):
     def _send_bye(self) -> None:
         switch = self._recorder.switch
         if not switch.on:
-            reason, text = "off", switch.reason
+            reason, text = wire.AGENT_OFF, switch.reason
         elif self._registration.is_outdated:
             reason, text = "closed", "The process group was made: this rank goes on in the run of all ranks."
         else:

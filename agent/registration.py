@@ -112,7 +112,9 @@ def _number(*names: str) -> int | None:
 BIND: Final = "DDPWATCH_BIND"
 NO_CURVE: Final = "libzmq was built without CURVE"
 MAX_REFRESH_S: Final = 10.0
+"""Upper bound in seconds of the exponential backoff between checks of `run.json`."""
 BIND_TRIES: Final = 5
+"""Attempts to bind a socket whose directory is removed at the same moment."""
 
 
 class RunRegistration:

@@ -54,10 +54,15 @@ Record: TypeAlias = tuple[int, tuple[list[int], int], tuple[Any, ...]]
 """A finished step: its index, what the clock's `cut` returned, and the fields of `Step` from `samples` on."""
 
 RING_STEPS: Final = 4096
+"""Finished steps that wait for the publisher; beyond that the oldest are dropped."""
 RING_EVENTS: Final = 256
+"""Notes, checksums and other events that wait for the publisher."""
 MAX_VALUES: Final = 16
+"""Names of values that a script may log in one step."""
 FINGERPRINT_ALL_UNTIL: Final = 16
+"""Every batch is fingerprinted in the steps before this one."""
 FINGERPRINT_EVERY: Final = 8
+"""Steps between fingerprints afterwards."""
 COST_EVERY: Final = 16
 """Steps between those in which hooks are timed."""
 HOST_TIMED: Final = (

@@ -33,13 +33,17 @@ MAX_DESCRIPTORS: Final = 256
 MAX_CPU_S: Final = 0.25
 """CPU seconds that libzmq's I/O thread may use in a window."""
 CHECK_INTERVAL_S: Final = 0.01
+"""Seconds between checks of the load while connections arrive."""
 CLOSED_S: Final = WINDOW_S
 """Seconds that the port stays closed at first. Not shorter than a handshake: the same strangers would still hold on."""
 MAX_CLOSED_S: Final = 40.0
+"""Upper bound in seconds of that time, which doubles with each closing (exponential backoff)."""
 MAX_KEY_CHECKS: Final = 64
+"""Keys that are checked before other sockets are served."""
 _TASKS: Final = "/proc/self/task"
 _IO_THREAD: Final = "ZMQbg/IO"
 _SO_ATTACH_FILTER: Final = 26
+"""SO_ATTACH_FILTER of <asm-generic/socket.h>, which Python does not name."""
 # Programs of classic BPF; their input begins with the TCP header.
 _DROP_ALL: Final = (struct.pack("HBBI", 0x06, 0, 0, 0),)
 # Drops resets, also on connections accepted from this port: when a reset arrives while messages of the same viewer wait
@@ -221,6 +225,7 @@ HOST: Final = "DDPWATCH_HOST"
 IFACE: Final = "DDPWATCH_IFACE"
 PORT_BASE: Final = "DDPWATCH_PORT_BASE"
 BACKLOG: Final = 64
+"""Connections that the kernel queues until libzmq accepts them."""
 _PORTS: Final = range(1, 1 << 16)
 # Addresses reserved for documentation: the route to them is the default route.
 _OUTSIDE: Final = ("192.0.2.1", "2001:db8::1")

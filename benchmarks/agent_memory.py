@@ -16,7 +16,7 @@ BUDGET_THREAD = 0.3
 
 
 def main() -> None:
-    """Resident memory before the import, after a short training, and after a million made-up steps."""
+    """Resident memory before the import, after a short training, and after a million synthetic steps."""
     process = psutil.Process()
     alone()
     model, optimizer, batch = small_model()

@@ -1,4 +1,4 @@
-"""How far `ddpwatch compare` is to be trusted: made-up runs of the same thing, and of one that is slower.
+"""Error rates of `ddpwatch compare` on synthetic pairs of equal runs, and of runs of which one is slower.
 
 The speed of a real job walks about by itself. Runs that walk far do differ, and are reported so; rows without a budget
 show it. On a machine with others on it a job does not walk, but is slow for some dozens of steps now and then.
@@ -28,16 +28,16 @@ PAIRS = 60
 STEPS = 200
 BUDGET = 0.95
 WALKS = ((0.0, "steady"), (0.0005, "walking 0.05 % a step"), (0.002, "walking 0.2 % a step"))
-JUDGED = 0.001
-"""Walks beyond this make runs differ for real: nothing is asked of them."""
+MAX_WALK = 0.001
+"""Std. deviation of the random walk, per step, from which on equal runs really differ and have no budget."""
 SHARED_STEPS = 290
 SHARED_MS, SHARED_SPREAD_MS = 16.4, 3.2
 HELD_BUDGET = 0.85
-"""Of steps that are alike for dozens, 290 are so few that a little less than 95 % is asked of their intervals."""
+"""Min. coverage of the 95 % intervals: 290 steps that come in alike dozens are a small sample."""
 WIDE_BUDGET = 0.12
-"""An interval that held everything would say nothing."""
+"""Max. half width of an interval, as a fraction: a wider one would cover anything."""
 ALIKE = ("inside noise", "too small")
-"""What is said of runs that do not differ."""
+"""Verdicts on runs that do not differ."""
 
 
 def sample(seed: int, drift: float, step_ms: float = 100.0) -> StepSample:
@@ -66,7 +66,7 @@ def _of_two(phases_ns: NDArray[np.int64]) -> StepSample:
 
 
 def verdicts(drift: float, step_ms: float) -> Iterator[str]:
-    """Of each pair, what is said of its steps."""
+    """The verdict on the step time of each pair."""
     for seed in range(PAIRS):
         yield _steps(sample(2 * seed, drift), sample(2 * seed + 1, drift, step_ms)).verdict
 
@@ -99,9 +99,14 @@ def main() -> None:
     for drift, words in WALKS:
         for step_ms, truth, what in ((100.0, ALIKE, "equal runs"), (105.0, ("slower",), "a run 5 % slower")):
             right = sum(verdict in truth for verdict in verdicts(drift, step_ms)) / PAIRS
-            judged = drift < JUDGED
-            budget = f">={BUDGET:.0%}" if judged else "-"
-            row(f"compare: {what}, {words}", f"{right:.0%} {' or '.join(truth)}", budget, right >= BUDGET or not judged)
+            bounded = drift < MAX_WALK
+            budget = f">={BUDGET:.0%}" if bounded else "-"
+            row(
+                f"compare: {what}, {words}",
+                f"{right:.0%} {' or '.join(truth)}",
+                budget,
+                right >= BUDGET or not bounded,
+            )
     shared_rows()
 
 

@@ -1,8 +1,8 @@
 """What a viewer pays to follow a large run: 1024 ranks at 10 steps a second, through the state and all rules.
 
 The frames are those of real agents: a world of this size is flushed once a second, so each rank sends a message of ten
-steps and a beat every second, spread over it, and a hello every five. They are made in advance, a second at a time;
-what is measured is the CPU time of taking them in.
+steps and a heartbeat every second, evenly distributed, and a hello every five. They are made in advance, a second at a
+time; measured is the CPU time of ingesting them.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ def price(taker: Taker, world_size: int, seconds: int, profile: cProfile.Profile
 
 
 def state(world_size: int) -> RunState:
-    """A run of which nothing has been heard."""
+    """A run of which nothing has been received."""
     return RunState("0", "simulated", world_size)
 
 
@@ -184,7 +184,7 @@ def main() -> None:
 
 
 def _check(monitor: Monitor) -> None:
-    """Were frames refused, or nobody found, this would be the price of something else."""
+    """Fail if frames were refused or no straggler was found: the time would be that of something else."""
     state = monitor.state
     refused = state.bad + state.unknown + sum(rank.lost for rank in state.ranks.values())
     assert not refused, f"{refused} frames were refused"

@@ -1,4 +1,4 @@
-"""Many made-up ranks on real sockets: what a viewer of a large run is measured against, and developed with.
+"""Many simulated ranks on real sockets: what a viewer of a large run is measured against, and developed with.
 
     python -m benchmarks.crowd --ranks 1024 --for 600 --slow 3
     python -m benchmarks.crowd --ranks 1024 --tcp     # as if on other hosts: TCP with CURVE on loopback
@@ -43,10 +43,10 @@ FILES_PER_RANK = 6
 SPARE_FILES = 128
 MAX_BEHIND_NS = 1_000_000_000
 CATCH_UP_S = 5.0
-"""One thread makes the histories of all ranks: so long after the last of them it may be late."""
+"""Seconds after the last history in which messages may be late: one thread makes the histories of all ranks."""
 SLOW_SIZE = 0.3
 ANSWERED_AT_ONCE = 16
-"""Then it is looked whether it is somebody's turn: a crowd of viewers, or a viewer of all ranks, makes nobody late."""
+"""Requests answered before it is checked whether messages are due, so that many viewers do not delay them."""
 START_S = 60.0
 PR_SET_PDEATHSIG = 1
 
@@ -93,15 +93,15 @@ class Crowd:
         self.late_turns = 0
         """Turns that came so late that the crowd is not what it claims to be: the machine was too busy."""
         self._asked_s = 0.0
-        """When somebody last asked for a history."""
+        """When a history was last requested, in seconds."""
         rundir.write(base, self._run_file(ranks))
 
     def serve(self, until_s: float) -> None:
         """Publish and answer until then, and say goodbye."""
         while time.monotonic() < until_s:
             while (left_ns := self.run.due_ns - time.monotonic_ns()) > 0:
-                self._answer_those_who_ask(max(1, left_ns // 1_000_000))
-            self._answer_those_who_ask(0)
+                self._answer_requests(max(1, left_ns // 1_000_000))
+            self._answer_requests(0)
             self.late_turns += -left_ns > MAX_BEHIND_NS and time.monotonic() > self._asked_s + CATCH_UP_S
             reported = self.run.next_messages()
             for rank, topic, payload in reported:
@@ -112,7 +112,7 @@ class Crowd:
         for rank in range(len(self._sockets)):
             self._send(rank, wire.TOPICS[wire.Bye], self.run.bye(rank, time.monotonic_ns()))
 
-    def _answer_those_who_ask(self, timeout_ms: int) -> None:
+    def _answer_requests(self, timeout_ms: int) -> None:
         for handle, _ in self._poller.poll(timeout_ms / 1000, ANSWERED_AT_ONCE):
             if (rank := self._rank_of.get(handle)) is not None:
                 self._answer(rank)
@@ -150,7 +150,7 @@ class Crowd:
                 elif subscribed and topic.startswith(wire.SNAP_PREFIX):
                     self._asked_s = time.monotonic()
                     self._send(rank, topic, self.run.snap(rank, time.monotonic_ns()))
-                    # A thousand agents would answer at once; one thread that plays them all lets nobody wait for long.
+                    # A thousand agents would answer at once; one thread for all of them must not let a viewer wait.
                     self._keeper.answer(len(self._sockets))
 
     def _run_file(self, ranks: int) -> rundir.RunFile:

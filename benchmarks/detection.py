@@ -1,8 +1,8 @@
-"""How well the straggler rule judges made-up runs whose truth is known: a confusion matrix, and how soon it speaks.
+"""Confusion matrix and detection delay of the straggler rule on synthetic runs whose truth is known.
 
-A faulty run has one slow rank. Its effect is the time added to each step that is hit, as a part of a healthy step;
-from 10 % on it must be found, below that it must at least not be blamed on somebody else. A healthy run must stay
-silent.
+A faulty run has one slow rank. Its effect is the time added to each step that is hit, as a fraction of a healthy step;
+from 10 % on it must be found, below that it must at least not be blamed on another rank. A healthy run must have
+no alert.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ class Trial:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What was said about the two."""
+    """Findings in the healthy and in the faulty run of a trial."""
 
     trial: Trial
     false_alarm: bool
-    """The healthy run was blamed on somebody."""
+    """A rank of the healthy run was blamed."""
     found_after: int | None
     """Steps from the onset until the guilty rank was named."""
     phase_right: bool
@@ -90,7 +90,7 @@ def try_out(trial: Trial) -> Verdict:
 
 
 def blames(scenario: Scenario) -> list[tuple[int, tuple[int, ...], str | None]]:
-    """Step, ranks and phase each time somebody was blamed, or blamed for something else."""
+    """Step, ranks and phase each time a rank was blamed, or blamed for another phase."""
     monitor = Monitor(RunState("0", "simulated", scenario.world_size))
     for frame in frames(scenario):
         monitor.ingest(frame.payload, frame.received_ns)

@@ -213,8 +213,8 @@ def cost() -> None:
         found.ratio <= BUDGET or found.ratio - 1 <= spread,
         f"noise ± {spread:.4f}",
     )
-    spent, usual = mean(found.spent_attacked), mean(found.spent_quiet)
-    most = f"at most {max(found.spent_attacked):.1%} in a block; {usual:.2%} between attacks"
+    spent, quiet = mean(found.spent_attacked), mean(found.spent_quiet)
+    most = f"at most {max(found.spent_attacked):.1%} in a block; {quiet:.2%} between attacks"
     row(
         "  ddpwatch's threads in a rank, of a core, attacked",
         f"{spent:.2%}",

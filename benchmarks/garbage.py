@@ -19,7 +19,7 @@ SIGNATURE = b"\xff" + bytes(8) + b"\x7f"
 LONGEST = 64
 """Of a message that the ranks' own sockets take."""
 GIVEN_BACK = 0.97
-"""Of the topics that somebody subscribes to."""
+"""Fraction of subscribed topics that are unsubscribed again."""
 
 
 def greeting(mechanism: bytes = b"NULL", *, minor: int = 1, server: bool = False) -> bytes:
@@ -76,7 +76,7 @@ def mutated(chance: random.Random, text: bytes) -> bytes:
 
 
 def topic(chance: random.Random) -> bytes:
-    """A topic nobody publishes, or one that begins like those that cost something."""
+    """A topic that is not published, or one that begins like those that cost something."""
     return (chance.choice(KNOWN) + chance.randbytes(chance.randrange(LONGEST)))[: LONGEST - 1]
 
 
@@ -87,12 +87,12 @@ def from_viewers(chance: random.Random) -> Iterator[bytes]:
         yield from chance.choices(kinds, weights)[0](chance, topic(chance))
 
 
-def _wish(chance: random.Random, name: bytes) -> list[bytes]:
+def _subscribe(chance: random.Random, name: bytes) -> list[bytes]:
     """Most topics are unsubscribed soon: a peer that collects them is disconnected, and little else would be tried."""
     return [frame(b"\x01" + name), *([frame(b"\x00" + name)] if chance.random() < GIVEN_BACK else [])]
 
 
-def _wish_by_command(chance: random.Random, name: bytes) -> list[bytes]:
+def _subscribe_by_command(chance: random.Random, name: bytes) -> list[bytes]:
     name = name[: LONGEST - 12]
     back = [command(b"CANCEL", name)] if chance.random() < GIVEN_BACK else []
     return [command(b"SUBSCRIBE", name), *back]
@@ -106,7 +106,7 @@ def _message(chance: random.Random, name: bytes) -> list[bytes]:
     return [frame(name, chance.choice((0, 0, MORE)))]
 
 
-def _known_wish(chance: random.Random, _: bytes) -> list[bytes]:
+def _known_topic(chance: random.Random, _: bytes) -> list[bytes]:
     return [frame(chance.choice((b"\x00", b"\x01")) + chance.choice(KNOWN))]
 
 
@@ -123,11 +123,11 @@ def _breaker(chance: random.Random, _: bytes) -> list[bytes]:
 
 
 _FROM_VIEWERS = {
-    _wish: 300,
-    _wish_by_command: 150,
+    _subscribe: 300,
+    _subscribe_by_command: 150,
     _cancel: 150,
     _message: 200,
-    _known_wish: 100,
+    _known_topic: 100,
     _heartbeat: 80,
     _unknown_command: 20,
     _breaker: 0.5,

@@ -1,5 +1,5 @@
 """How soon the rank that others wait for is named, for every way to hang, on real gloo ranks; how well the timeout is
-foretold; and how often somebody is named when nothing hangs.
+predicted; and how often a rank is named when nothing hangs.
 
 python -m benchmarks.hangs          # all; some minutes
 python -m benchmarks.hangs sleep 4  # one kind, one world
@@ -38,14 +38,14 @@ SILENT = {
     "compile": (30.0, "one rank compiles, first step"),
     "late": (20.0, "one rank starts late"),
 }
-"""What is no hang, for how many seconds."""
+"""Pauses that are not hangs: duration in seconds, and description."""
 ROUNDS = 3
 AFTER_STEPS = 100
 """Number of further steps in which no rank may be named."""
 
 
 def main() -> None:
-    """Every kind in every world, the forecast, then what is no hang."""
+    """Every kind in every world, the forecast, then pauses that are not hangs."""
     kinds = [kind for kind in FAULTS if kind not in (*SILENT, "nap")]
     worlds = list(WORLDS)
     everything = len(sys.argv) < 2
@@ -82,11 +82,11 @@ def _job(
 def _named(zygote: Zygote, kind: str, world_size: int) -> None:
     guilty = 0 if kind == "save" else world_size - 1
     with _job(zygote, kind, world_size, guilty, 1800.0) as job:
-        usual_s = max(p99_wait_ns(rank, DEFAULTS.judge.warmup_steps) or 0.0 for rank in job.ranks) / 1e9
+        p99_s = max(p99_wait_ns(rank, DEFAULTS.judge.warmup_steps) or 0.0 for rank in job.ranks) / 1e9
         began_s = time.monotonic()
         job.hang()
         job.until(job.named)
-        took_s = time.monotonic() - began_s - max(DEFAULTS.stall.least_s, DEFAULTS.stall.factor * usual_s)
+        took_s = time.monotonic() - began_s - max(DEFAULTS.stall.least_s, DEFAULTS.stall.factor * p99_s)
         named = {finding.ranks for finding in job.named()}
     # Of two ranks that disagree neither can be blamed: both are reported, or neither where one was aborted.
     right = named == {(guilty,)} or (world_size == 2 and all(guilty in ranks or not ranks for ranks in named))
@@ -107,7 +107,7 @@ def _forecast(zygote: Zygote) -> None:
 
 
 def _silent(zygote: Zygote) -> None:
-    """Real durations; counted are jobs in which anybody was named, at any moment."""
+    """Real durations; counted are jobs in which a rank was named, at any moment."""
     jobs = alarms = 0
     for kind, (pause_s, words) in SILENT.items():
         named: list[set[tuple[str, tuple[int, ...]]]] = []

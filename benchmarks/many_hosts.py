@@ -32,7 +32,7 @@ def view() -> None:
 
 
 def measure(run: rundir.RunFile) -> dict[str, float]:
-    """What it takes to be a viewer of a run: a headless one, which judges as all of them do."""
+    """Cost of a headless viewer, which evaluates the rules as every viewer does."""
     process, crowd = psutil.Process(), psutil.Process(run.endpoints[0].pid)
     spent = [time.process_time(), time.thread_time(), sum(crowd.cpu_times()[:2])]
     began_s = time.monotonic()

@@ -45,7 +45,7 @@ WIDTH = 32
 
 @dataclass(frozen=True)
 class Order:
-    """One run. What is slow: nobody if `guilty` is no rank."""
+    """One run and its slow rank; none is slow if `guilty` is not one of its ranks."""
 
     place: str
     guilty: int
@@ -70,7 +70,7 @@ class Word:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What was said about one run."""
+    """Findings in one run."""
 
     words: list[Word]
     steps: int
@@ -145,12 +145,12 @@ def _train(rank: int, order: Order) -> None:
         optimizer.zero_grad()
         nn.functional.cross_entropy(model(batch), target).backward()
         optimizer.step()
-    assert agent.active, "the agent has switched itself off; there is nothing to judge"
+    assert agent.active, "the agent has switched itself off; there is nothing to evaluate"
     agent.close()
 
 
 def _is_over(place: Path, rank: int, step: int) -> bool:
-    """Whether this step is no longer done. All ranks agree: whoever is in the step after rank 0's has met it since."""
+    """Whether the run ends before this step. All ranks agree, because each step syncs them with rank 0."""
     last = place / "last"
     if rank == 0 and (place / "stop").exists() and not last.exists():
         (place / "draft").write_text(str(step + 1))
@@ -249,7 +249,7 @@ def _engine(world_size: int, size: float, phase: str, guilty: int, outcome: Outc
     return right
 
 
-def _judge_healthy(world_size: int, outcome: Outcome) -> bool:
+def _check_healthy(world_size: int, outcome: Outcome) -> bool:
     right = not outcome.words
     _tell(f"{world_size} ranks, all of them healthy  ", outcome, right=right)
     return right
@@ -276,7 +276,7 @@ def main() -> None:
         for world_size in WORLDS:
             with contextlib.closing(World(world_size, place)) as world:
                 calm = world.run()
-                healthy.append(_judge_healthy(world_size, calm))
+                healthy.append(_check_healthy(world_size, calm))
                 for number, (size, phase) in enumerate((size, phase) for size in SIZES for phase in FAULTY_PHASES):
                     guilty = number % world_size
                     outcome = world.run(guilty, phase, size * calm.step_s)

@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from ddpwatch.recording.reader import Attempt
 
 MANY = 1024
-FLUSH_NS = 250_000_000
 LOAD_S = 60.0
 PACE_ROUNDS = 1_000_000
 PACE_TRIES = 5
@@ -49,8 +48,8 @@ SEEKS = 21
 
 
 def load() -> None:
-    """Many ranks, ten steps a second, each heard four times a second, and as seldom as agents speak up in so large a
-    run: what the recorder takes, and what it writes.
+    """Many ranks, ten steps a second, sent four times a second, and once a second as agents of large runs do: CPU
+    time of the recorder, and bytes written.
     """
     for flush_ms, rate in ((250, "4 Hz"), (1000, "1 Hz, as agents do")):
         _load(flush_ms, rate)
@@ -65,7 +64,7 @@ def _load(flush_ms: float, often: str) -> None:
             stderr=subprocess.DEVNULL,
         )
         try:
-            if not _has_judged(file):
+            if not _has_evaluated(file):
                 row(
                     f"recorder, {MANY} ranks at {often}",
                     "not measured",
@@ -161,7 +160,7 @@ def _make(file: Path, size_bytes: int) -> None:
         while (checkpoint := recorded.checkpoint(attempt, at_ns)) is not None:
             checkpoints.append(checkpoint)
             at_ns = checkpoint.at_ns - 1
-    span_ns = attempt.last_ns - attempt.first_ns + FLUSH_NS
+    span_ns = attempt.last_ns - attempt.first_ns + wire.BEAT_NS
     shelf = RecordingFile(file, keep_s=None, max_bytes=None)
     number, turn = 0, 0
     while turn < 4 or file.stat().st_size < size_bytes:
@@ -191,7 +190,7 @@ def _make(file: Path, size_bytes: int) -> None:
 
 def _record_pattern(file: Path) -> rundir.RunFile:
     now_ns = time.monotonic_ns()
-    made = SimulatedRun(MANY, now_ns=now_ns, unix_ns=time.time_ns(), flush_ns=FLUSH_NS)
+    made = SimulatedRun(MANY, now_ns=now_ns, unix_ns=time.time_ns(), flush_ns=wire.BEAT_NS)
     endpoints = [rundir.Endpoint(rank, made.host(rank), "", made.pid(rank), 0.0, "") for rank in range(MANY)]
     run = rundir.RunFile(rundir.SCHEMA, made.run_id, made.name, "job", 0, MANY, time.time(), endpoints)
     state = _state(run)
@@ -211,7 +210,7 @@ def _record_pattern(file: Path) -> rundir.RunFile:
     return run
 
 
-def _has_judged(file: Path, timeout_s: float = 120.0) -> bool:
+def _has_evaluated(file: Path, timeout_s: float = 120.0) -> bool:
     """Wait until it has: the histories have been read by then."""
     deadline_s = time.monotonic() + timeout_s
     while time.monotonic() < deadline_s:

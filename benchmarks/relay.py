@@ -46,7 +46,7 @@ def view(ticket: Path) -> None:
 
 
 def connect() -> None:
-    """Be a relay until every rank of the only run was heard. Prints what that took, as JSON."""
+    """Be a relay until frames of every rank of the only run have arrived; prints the time and CPU time, as JSON."""
     (run,), _ = rundir.scan(rundir.base_path())
     began_s, spent_s = time.monotonic(), time.process_time()
     with closing(Relay(run, "127.0.0.1:0", None, lambda: None)) as relaying:
@@ -126,7 +126,7 @@ def _threads(process: psutil.Process, span_s: float) -> list[float]:
 
 
 def _refusals_s(run: rundir.RunFile) -> float:
-    """The longest of three kinds of refusal: a wrong key, none, and that of a listener which is somebody else's."""
+    """The longest of three kinds of refusal: a wrong key, none, and that of a listener with another key."""
     other = encryption.new_keys()[0]
     endpoints = [msgspec.structs.replace(each, server_key=other) for each in run.endpoints]
     point = None if run.relay is None else msgspec.structs.replace(run.relay, server_key=other)

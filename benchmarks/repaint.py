@@ -33,7 +33,7 @@ def _app(ranks: int) -> Dashboard:
 
 
 async def _cost_s(ranks: int) -> tuple[float, float]:
-    """Median processor time of drawing a picture, and of working one out."""
+    """Median CPU time of drawing a run view, and of computing one."""
     app = _app(ranks)
     async with app.run_test(size=SIZE) as pilot:
         while app.run_view is None or app.run_view.figures is None:
@@ -68,12 +68,12 @@ def main() -> None:
         f"x{ratio:.2f}",
         "x1.5",
         ratio <= 1.5,
-        f"{few[0] * 1e3:.1f} -> {many[0] * 1e3:.1f} ms; a new picture {few[1] * 1e3:.1f} -> {many[1] * 1e3:.1f} ms",
+        f"{few[0] * 1e3:.1f} -> {many[0] * 1e3:.1f} ms; a new snapshot {few[1] * 1e3:.1f} -> {many[1] * 1e3:.1f} ms",
     )
 
 
 def growth() -> None:
-    """Ten minutes of many ranks, as fast as they can be taken in, with a picture every second."""
+    """Ten minutes of many ranks, as fast as they can be taken in, with a run view every second."""
     clock_ns = [time.monotonic_ns()]
     source = SimulatedSource(GROWTH_RANKS, clock=lambda: clock_ns[0], sleep=lambda _s: None)
     follower = RunFollower(source.run, DEFAULTS, source=source)

@@ -42,7 +42,7 @@ CLOCK = re.compile(r" · ((?:\d+d )?\d\d:\d\d:\d\d)")
 
 
 def make(path: Path, most_bytes: int) -> float:
-    """Some minutes of a made-up run, written by the real recorder, then again and again; returns how many seconds."""
+    """Write some minutes of a simulated run with the real recorder, repeatedly; returns their length in seconds."""
     now_ns = [time.monotonic_ns()]
     source = SimulatedSource(RANKS, clock=lambda: now_ns[0], sleep=lambda _s: None)
     run = source.run
@@ -196,7 +196,7 @@ def main() -> None:
             row(f"replay -> first screen {name}, median of 3", f"{took_s:.2f} s", "2 s", took_s <= 2.0)
         worked_s = work(path)
         row(
-            f"seek, processor time up to the picture, p90 of {SEEKS}",
+            f"seek, processor time up to the snapshot, p90 of {SEEKS}",
             f"{worked_s[int(SEEKS * 0.9)] * 1e3:.0f} ms",
             "-",
             holds=True,

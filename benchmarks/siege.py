@@ -1,7 +1,7 @@
 """A training under attack, measured against itself: what benchmarks of strangers and of garbage have in common.
 
 Two real gloo ranks listen on loopback, a viewer watches over TCP. A process attacks all the time: in turn the ranks and
-something that nobody serves, so that what it takes from the machine itself is in both. Parameters are compared with
+a port that no process serves, so that what it takes from the machine itself is in both. Parameters are compared with
 those of a job without ddpwatch.
 """
 
@@ -92,7 +92,7 @@ class Outcome:
     grown_bytes: int = 0
     """Of the rank that has grown most, from before the first attack to the highest afterwards."""
     notes: list[str] = field(default_factory=list)
-    """What the ranks have said about it, by kind."""
+    """Notes of the ranks about it, by kind."""
 
     @property
     def ratio(self) -> float:
@@ -114,8 +114,8 @@ def siege(attack: Callable[[Target, Any, Any], None], plan: Plan) -> Outcome:
     arguments = (place, plan, at_ranks, made, results)
     ranks = [context.Process(target=_watched, args=(rank, *arguments), daemon=True) for rank in range(2)]
     outcome, over, ready = Outcome(), threading.Event(), threading.Event()
-    told_to: list[Target] = []
-    viewer = threading.Thread(target=_watch, args=(place, over, ready, told_to, outcome), daemon=True)
+    targets: list[Target] = []
+    viewer = threading.Thread(target=_watch, args=(place, over, ready, targets, outcome), daemon=True)
     processes = list(ranks)
     try:
         for process in ranks:
@@ -124,7 +124,7 @@ def siege(attack: Callable[[Target, Any, Any], None], plan: Plan) -> Outcome:
         assert ready.wait(120), "the ranks do not listen"
         with socket.create_server(("127.0.0.1", 0), backlog=8) as nobody:
             psutil.Process().cpu_affinity(OTHERS_CORES)
-            target = Target(**{**vars(told_to[0]), "nobody": nobody.getsockname()[1]})
+            target = Target(**{**vars(targets[0]), "nobody": nobody.getsockname()[1]})
             processes.append(context.Process(target=attack, args=(target, at_ranks, made), daemon=True))
             processes[-1].start()
             digests = _gather(results, outcome)
@@ -262,7 +262,7 @@ def _alone(rank: int, place: str, steps: int, results: Any) -> None:
     results.put(("digest", steps, _train(f"{place}/alone", rank, steps, block)))
 
 
-def _watch(place: str, over: threading.Event, ready: threading.Event, told_to: list[Target], outcome: Outcome) -> None:
+def _watch(place: str, over: threading.Event, ready: threading.Event, targets: list[Target], outcome: Outcome) -> None:
     """A viewer over TCP, which notes the longest time without a beat of rank 0, and the rank's descriptors."""
     import msgspec
 
@@ -279,7 +279,7 @@ def _watch(place: str, over: threading.Event, ready: threading.Event, told_to: l
     ports = [int(each.tcp_address.rpartition(":")[2]) for each in endpoints]
     files = [each.address.removeprefix("ipc://") for each in endpoints]
     keys = [each.server_key for each in endpoints]
-    told_to.append(Target(ports, 0, files, keys, runs[0].viewer_secret_key))
+    targets.append(Target(ports, 0, files, keys, runs[0].viewer_secret_key))
     ready.set()
     process = psutil.Process(endpoints[0].pid)
     last_s, before, kinds = 0.0, 0, set()

@@ -52,7 +52,7 @@ def load() -> None:
         rss = process.memory_info().rss
         row(f"viewer, {MANY} ranks at 4 Hz, of a core", f"{share:.1%}", "35 %", share <= 0.35)
         row(f"viewer, {MANY} ranks, memory", f"{rss >> 20} MiB", "200 MB", rss <= 200e6)
-        row("  of that since the first picture", f"{(rss - first_bytes) >> 20} MiB", "-", holds=True)
+        row("  of that since the first snapshot", f"{(rss - first_bytes) >> 20} MiB", "-", holds=True)
         row(
             "  written to the terminal",
             f"{(terminal.bytes_read - bytes_before) / took_s / 1e3:.1f} kB/s",
@@ -63,13 +63,13 @@ def load() -> None:
 
 
 def _repaints(terminal: Terminal) -> None:
-    """How often there is a new picture: each of them has another step in its header, as steps are shorter."""
+    """Repaints per second: each has another step in its header, because steps are shorter."""
     began_s, seen = time.monotonic(), set()
     while (took_s := time.monotonic() - began_s) < REPAINTS_S:
         seen.add(_step(terminal))
         time.sleep(0.03)
     per_s = len(seen) / took_s
-    row(f"viewer, {MANY} ranks, new pictures a second", f"{per_s:.1f}", "4", per_s >= 4)
+    row(f"viewer, {MANY} ranks, new snapshots a second", f"{per_s:.1f}", "4", per_s >= 4)
 
 
 def _keys(terminal: Terminal) -> None:

@@ -27,7 +27,9 @@ LISTENER_PROBES: Final = 3
 that has left while messages for it are queued.
 """
 VIEWER_PING_MS: Final = 2000
+"""Interval in milliseconds of a viewer's ZeroMQ heartbeats."""
 VIEWER_PATIENCE_MS: Final = 6000
+"""Milliseconds without an answer to them after which a viewer reconnects."""
 CONNECT_MS: Final = 2000
 """Timeout of a connection attempt. TCP's own backoff would wait for minutes after an outage of one minute."""
 

@@ -33,7 +33,9 @@ SCHEMA: Final = 1
 RUN_FILE: Final = "run.json"
 WORDS_SUFFIX: Final = ".words"
 MAX_WORDS_BYTES: Final = 1 << 16
+"""Bytes read of a rank's last message."""
 MAX_RUN_FILE_BYTES: Final = 16 << 20
+"""Bytes of `run.json`; a longer one is refused."""
 MAX_SOCKET_PATH_BYTES: Final = 107
 """`sun_path` holds 108 bytes, including the terminating zero."""
 SAME_START_S: Final = 0.1

@@ -31,7 +31,7 @@ group measures; the two groups of faults take about equally long.
 REAL = (
     "tests/ddp/", "tests/faults/", "tests/test_crowd.py", "tests/test_examples.py", "tests/test_package.py",
     "tests/test_terminal.py", "tests/tui/test_in_terminal.py", "tests/outputs/test_report_in_browser.py",
-    "tests/cli/test_record.py", "tests/cli/test_relay.py", "tests/cli/test_watch.py", "tests/sources/test_relayed.py",
+    "tests/cli/test_record.py", "tests/cli/test_relay.py", "tests/cli/test_watch.py", "tests/outputs/test_relay.py",
 )  # fmt: skip
 """What `make test-fast` leaves out, with all that uses one of these fixtures: ranks with torch, terminals, a browser,
 network namespaces, a build, and commands that follow a run over seconds.
@@ -76,7 +76,7 @@ def pytest_collection():
     finally:
         gc.freeze()
         gc.enable()
-        # Dashboards and made-up runs are many small things that are dropped as a whole: seldom is often enough.
+        # Dashboards and synthetic runs are many small things that are dropped as a whole: seldom is often enough.
         gc.set_threshold(10_000)
 
 

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 EVERY_S: Final = 1.0
+"""Seconds between readings of the allocator's counters."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,9 +27,11 @@ if TYPE_CHECKING:
     from ddpwatch.wire import Step
 
 EVERY_S: Final = 1.0
+"""Shortest interval in seconds between two reads of the flight recorder."""
 REST_FACTOR: Final = 200
 """Pause between two reads of the flight recorder, in durations of a read, because reading holds the GIL."""
 MAX_STEPS: Final = 600
+"""Latest steps that are matched with operations after one read."""
 SETTLED_NS: Final = 2_000_000_000
 """Nanoseconds after which a retired record gets no duration; torch adds it a moment after it retires the record."""
 SAFE_TORCH: Final = (2, 8)

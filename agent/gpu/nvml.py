@@ -47,8 +47,10 @@ THROTTLE: Final = (
     "hw_thermal_slowdown", "hw_power_brake_slowdown", "display_clocks_setting", "board_limit", "reliability",
 )  # fmt: skip
 """Clock throttle reasons by bit, as `nvidia-smi` and NVML name them."""
-NO_VALUE_32: Final = 2**32 - 1
 MAX_VALUE: Final = 2**62
+"""Upper bound of a figure on the wire."""
+# Values of nvml.h. `MEMORY_V2` combines the version of nvmlMemory_v2_t and its size in bytes.
+NO_VALUE_32: Final = 2**32 - 1
 MEMORY_V2: Final = 0x02000028
 CORE: Final = 0
 SM: Final = 1

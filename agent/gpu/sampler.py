@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 EVERY_S: Final = 1.0
+"""Seconds between readings of the GPUs."""
 PCIE_EVERY_S: Final = 5.0
 """Seconds between readings of PCIe rates, which take the driver 40 ms."""
 STEADY_EVERY_S: Final = 60.0

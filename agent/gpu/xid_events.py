@@ -15,6 +15,7 @@ WHOLE_GPU: Final = 2**32 - 1
 MAX_KEPT: Final = 8 * MAX_XIDS
 """Errors kept per card; other processes may use other instances of it."""
 WAIT_MS: Final = 500
+"""Milliseconds of one wait for an event, after which a request to stop is noticed."""
 MAX_FAILURES: Final = 20
 """Waits that may fail in succession; a lost GPU makes them fail for all cards."""
 

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from ddpwatch.agent.step_recorder import Recorder
 
 MAX_BUCKETS: Final = 4096
+"""Buckets kept of one backward pass; further ones are not timed."""
 
 
 class BucketTimer:

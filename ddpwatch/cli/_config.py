@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 OWN_FILE: Final = "ddpwatch.toml"
 PROJECT_FILE: Final = "pyproject.toml"
 MAX_FILE_BYTES: Final = 1 << 20
+"""Max. size of a configuration file, in bytes; a larger one is another file."""
 
 CommandT = TypeVar("CommandT", bound="Callable[..., Any]")
 

@@ -28,9 +28,11 @@ DEMO_DIR_PREFIX: Final = "ddpw-demo-"
 OWNER: Final = "owner.json"
 """File in the directory with the process that owns it, and when that process started."""
 MAX_OWNER_BYTES: Final = 4096
+"""Max. number of bytes read of the file that names the demo's process."""
 START_S: Final = 120.0
 """Longest wait for the ranks, in seconds: several processes import torch at once, maybe on a small machine."""
 POLL_S: Final = 0.1
+"""Interval, in seconds, of checking whether the ranks have started."""
 
 
 def make_demo_dir(folder: Path | None = None) -> Path:

@@ -40,7 +40,9 @@ AGENT_TORCH: Final = (2, 4)
 FLIGHT_RECORDER_TORCH: Final = (2, 8)
 """Oldest torch whose flight recorder covers gloo's collectives."""
 MANY_FILES: Final = 4096
+"""Hard limit of open files from which on runs of thousands of ranks can be watched."""
 DRIVER_TIMEOUT_S: Final = 10.0
+"""Longest wait, in seconds, for the NVIDIA driver, which may hang."""
 RUN_FILE: Final = (
     # Without the working directory, where a file may have the name of any module.
     "import sys; sys.path = [place for place in sys.path if place]; import runpy; "

@@ -21,13 +21,16 @@ if TYPE_CHECKING:
 
 UNITS_S: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 MAX_SPAN_S: Final = 365 * 86_400
+"""Longest span of time an option accepts, in seconds: a year."""
 UNITS_BYTES: Final = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 MAX_BYTES: Final = 10**15
+"""Largest size an option accepts, in bytes: 1 PB."""
 MIN_BYTES: Final = 10_000_000
 """Smallest `--max`, in bytes: in a smaller file the schema, the manifest and checkpoints would leave little room."""
 MIN_KEEP_S: Final = 120
 """Shortest `--keep`, in seconds: a recording is cut at checkpoints, which are a minute apart."""
 MAX_NAME_CHARS: Final = 80
+"""Max. length, in characters, of a run's name in a file name."""
 QUOTES: Final = "--log takes one file or one pattern, and a pattern in quotes: --log 'logs/**/*.log'"
 
 CommandT = TypeVar("CommandT", bound="Callable[..., Any]")

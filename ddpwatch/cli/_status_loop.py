@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from ddpwatch.view.run_view import RunView
 
 _PROMPT_ROWS: Final = 1
+"""Rows left free for the prompt of the shell."""
 STACK_NS: Final = 1_500_000_000
 """Longest wait, in nanoseconds, for the stacks of ranks that are stuck."""
 

@@ -47,7 +47,9 @@ _CLEAR_SCREEN: Final = "\x1b[2J"
 _CLEAR_LINE: Final = "\x1b[K"
 _CLEAR_BELOW: Final = "\x1b[J"
 _WIDTH_WITHOUT_TERMINAL: Final = 120
+"""Width of the text, in terminal cells, where stdout is not a terminal."""
 _MAX_MESSAGE_CHARS: Final = 1000
+"""Max. length of a message on stderr, in characters."""
 THEME: Final = "DDPWATCH_THEME"
 _LIMITED_COLORS: Final = frozenset({None, "standard", "windows"})
 """rich's color systems of at most 16 colors, to which a theme's colors would be mapped by chance."""
@@ -55,6 +57,7 @@ _DUMB: Final = frozenset({"", "dumb", "unknown"})
 """Values of TERM for which control sequences would appear as text."""
 SWITCH_S: Final = 0.001
 """Interval, in seconds, at which a thread gives up the GIL. The drawing thread often waits for it, and the user too."""
+# Parameters of glibc's mallopt, as in malloc.h.
 _M_ARENA_MAX: Final = -8
 _M_MMAP_THRESHOLD: Final = -3
 _MMAP_BYTES: Final = 1 << 20

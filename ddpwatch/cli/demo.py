@@ -13,8 +13,11 @@ from ddpwatch.cli._terminal import open_dashboard, refusal, show, terminal_size
 from ddpwatch.errors import UsageError
 
 MAX_REAL: Final = 16
+"""Max. number of real ranks, each a process that imports torch."""
 MAX_SIMULATED: Final = 8192
+"""`simulator.source.MAX_RANKS`, repeated because that module imports numpy, which would slow down the help."""
 SIMULATED_RANKS: Final = 256
+"""Number of simulated ranks unless `--ranks` is given."""
 INTERACTIVE_S: Final = 600.0
 """Duration of the training, in seconds, with the dashboard."""
 HEADLESS_S: Final = 40.0

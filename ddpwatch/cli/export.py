@@ -68,10 +68,10 @@ def _note_written(exported: Exported, target: Path | None, attempt: int | None) 
         click.echo(f"wrote {target}: {of}", err=True)
     if not exported.count:
         click.echo("there is no step that all ranks have finished", err=True)
-    if exported.readout.skipped:
+    if exported.reader.skipped:
         why = "" if exported.unusual else ", or they held a pause, an evaluation or a skipped update"
-        them = "it" if exported.readout.skipped == 1 else "them"
-        click.echo(f"{plural(exported.readout.skipped, 'step')} left out: not all ranks have {them}{why}", err=True)
+        them = "it" if exported.reader.skipped == 1 else "them"
+        click.echo(f"{plural(exported.reader.skipped, 'step')} left out: not all ranks have {them}{why}", err=True)
     if exported.logged.left_out:
         reported = len(exported.logged.series)
         click.echo(f"{plural(exported.logged.left_out, 'logged name')} left out: {reported} are told", err=True)

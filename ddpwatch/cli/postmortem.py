@@ -23,11 +23,13 @@ if TYPE_CHECKING:
     from ddpwatch.view.cells import Line
 
 NOTHING_FOUND: Final = 1
+"""Exit code: no log explains the failure."""
 NOTHING_TEXT: Final = (
     "nothing in these logs says why; give the logs of all ranks and of the launcher, with stderr, "
     "and the kernel's log (dmesg) if a process was killed"
 )
 _NAME_CHARS: Final = 300
+"""Max. length, in characters, of a note on a file that cannot be read."""
 MAX_FILES: Final = 100_000
 """Max. number of files read from a directory; a job has fewer logs."""
 
@@ -100,9 +102,9 @@ def _read(files: Sequence[str]) -> Reading:
                 for number, text in enumerate(chunk.texts, chunk.first_line):
                     if (mark := parse_line(text)) is not None:
                         diagnosis.add(name, number, mark)
-        if not tail.troubles:
+        if not tail.errors:
             diagnosis.read(name)
-        errors += [sanitize(error, _NAME_CHARS) for error in tail.troubles]
+        errors += [sanitize(error, _NAME_CHARS) for error in tail.errors]
     if errors and len(errors) == len(files):
         raise UsageError(f"{errors[0]}; name log files that can be read")
     return Reading(diagnosis, len(files) - len(errors), lines, errors)

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
 RESTART: Final = "2m"
 RECHECK_S: Final = 0.5
+"""Interval, in seconds, of looking for the restarted run."""
 
 
 @click.command("record", cls=CommandWithLogs)

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from ddpwatch.core.metrics.scaling import Profile
     from ddpwatch.session.playback import Playback
 
+# Bounds of `--speed`, relative to real time.
 MIN_SPEED: Final = 0.01
 MAX_SPEED: Final = 1000.0
 BEFORE_ALERT_NS: Final = 5_000_000_000

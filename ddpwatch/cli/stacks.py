@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from ddpwatch.rundir import RunFile
 
 MAX_ASKED: Final = 256
+"""Max. number of ranks asked unless `--rank` names them."""
 
 
 @click.command("stacks")

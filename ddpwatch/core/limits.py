@@ -16,6 +16,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from ddpwatch.errors import UsageError
+from ddpwatch.wire import BEAT_NS
 
 Share: TypeAlias = Annotated[float, Meta(gt=0, lt=10)]
 Factor: TypeAlias = Annotated[float, Meta(gt=1, le=1000)]
@@ -301,14 +302,12 @@ class GpuIdleLimits(_Group, frozen=True):
 
 
 class LivenessLimits:
-    """When a rank, or a reading of its GPU, is out of date."""
+    """When a rank, or a reading of its GPU, is out of date, and when a rank seems stuck."""
 
-    BEAT_NS: Final = 250_000_000
-    """Interval of heartbeats in ns."""
-    MANY_RANKS_BEAT_NS: Final = 1_000_000_000
-    """Interval of heartbeats in ns in runs of more than `MANY_RANKS` ranks."""
     NO_HEARTBEAT_NS: Final = 2_000_000_000
     """A rank without a heartbeat for this time in ns, eight in a row, is silent."""
+    LONG_IN_PHASE_NS: Final = 1_000_000_000
+    """A rank that has been in one phase for this time in ns, or longer, is marked."""
     GPU_STALE_NS: Final = 10_000_000_000
     """A GPU reading older than this, in ns, does not describe the present; readings come once a second."""
 
@@ -323,12 +322,12 @@ class RankLostLimits(_Group, frozen=True):
 
     MAX_SEPARATE: ClassVar[int] = 3
     """More ranks than this share one alert."""
-    ORDER_NS: ClassVar[int] = LivenessLimits.BEAT_NS
+    ORDER_NS: ClassVar[int] = BEAT_NS
     """Ends that are at most one heartbeat interval apart, in ns, have no order."""
     SEEN_ORDER_NS: ClassVar[int] = 20_000_000
     """Ends that were observed as they happened have an order if they are further apart than this, in ns."""
     PROOF_NS: ClassVar[int] = 2 * ORDER_NS
-    """A rank heard this long, in ns, after the end of another has outlived it: an earlier message was in flight."""
+    """A rank has outlived another if a message arrives this long, in ns, after its end: earlier ones were in flight."""
     MAX_STACK_AGE_NS: ClassVar[int] = 1_000_000_000
     """A stack that arrived longer than this, in ns, before the end does not describe it."""
     FOLLOWS_NS: ClassVar[int] = 60_000_000_000
@@ -453,9 +452,9 @@ class AlertLimits:
     STALE_STEPS: Final = 20
     """Steps without a new occurrence after which an alert is stale."""
     STALE_MAX_STEPS: Final = 60
-    """Upper bound of those steps for recurring episodes, whatever their usual gap."""
+    """Upper bound of those steps for recurring episodes, whatever their mean gap."""
     STALE_GAPS: Final = 4
-    """A recurring episode is stale after this many times its usual gap, in steps."""
+    """A recurring episode is stale after this many times its mean gap, in steps."""
     STALE_EVALUATIONS: Final = 3
     """Evaluations of the rules that must pass before an alert is stale."""
     STALE_NS: Final = 2_000_000_000
@@ -506,7 +505,7 @@ class HungStepLimits:
 
 
 class ScalingLimits:
-    """Which ranks are named for waiting, and which speedups are believed."""
+    """Which ranks are named for waiting, which speedups are believed, and which efficiencies are good."""
 
     WAITED_FOR_SHARE: Final = 0.75
     """Ranks are named that together caused this fraction of the waiting, if they are at most half of all ranks."""
@@ -514,10 +513,36 @@ class ScalingLimits:
     """No rank is named for waiting below this fraction of the step."""
     MAX_EFFICIENCY: Final = 1.1
     """A higher efficiency is implausible: the baseline was slowed down."""
+    GOOD_EFFICIENCY: Final = 0.9
+    """An efficiency below this fraction is marked as a warning."""
     UNEVEN_FACTOR: Final = 1.5
     """A mean step of this many times the median is dominated by a few very long steps."""
     MIN_DIFFERENCE: Final = 0.05
     """Speedups by means and by medians that differ by less than this fraction are shown as one."""
+
+
+class CompareLimits:
+    """When two runs differ, and when their figures are means because step times have two modes."""
+
+    CONFIDENCE: Final = 0.95
+    """A difference is significant if its confidence interval of this level excludes zero."""
+    MIN_STEPS: Final = 20
+    """Steps that each run must have for a verdict."""
+    MIN_CHANGE: Final = 0.01
+    """Smallest relevant difference, as a fraction of the figure: two runs of one job hardly differ by less."""
+    MIN_SHARE_CHANGE: Final = 0.005
+    """Smallest relevant difference of the all-reduce share, as a fraction of the step."""
+    MODES_MIN_STEPS: Final = 60
+    """Steps, without the trimmed ones, that a run must have for two modes to be looked for."""
+    MODES_TRIM: Final = 0.05
+    """Fraction of the longest and of the shortest steps that is ignored in the search for two modes."""
+    MODES_MIN_FRACTION: Final = 0.08
+    """Minimum fraction of steps in the rarer mode; fewer are outliers."""
+    MODES_MIN_RATIO: Final = 1.1
+    """Minimum ratio of the medians of the two modes."""
+    MODES_MIN_SEPARATION: Final = 0.85
+    """Minimum fraction of the variance between the two modes. A trimmed normal distribution has 0.70, a uniform one
+    0.75."""
 
 
 class SummaryLimits:

@@ -10,7 +10,7 @@ from ddpwatch.core.alerts.staleness import with_staleness
 from ddpwatch.core.detectors.engine import RuleEngine
 from ddpwatch.core.limits import DEFAULTS, EvaluationLimits, Limits
 from ddpwatch.core.metrics.live_metrics import measure
-from ddpwatch.core.state.run import MANY_RANKS
+from ddpwatch.wire import MANY_RANKS
 
 MAX_SUSPECTS: Final = 8
 """Maximum number of ranks of one alert whose stacks are requested."""

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
 MAX_RANK_CHARS: Final = 16
+"""Characters per rank in a list of ranks; always enough, so that no list is cut."""
 MAX_UNIX_NS: Final = 2**62
 """In the year 2116. Later times are invalid."""
 UNPROVEN: Final = "–"

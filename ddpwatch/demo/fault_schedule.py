@@ -27,6 +27,7 @@ MIN_LAG_S: Final = 0.01
 MAX_PACE: Final = 4.0
 """Faster than this, a segment would end before a rule is certain."""
 _DIRECTIVES_KEPT: Final = 9
+"""Healthy directives whose step durations give the median."""
 
 
 def make_schedule(lag: float = LAG) -> tuple[Segment, ...]:

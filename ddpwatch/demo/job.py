@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 PR_SET_PDEATHSIG: Final = 1
+"""Option of prctl(2): the signal that the kernel sends when the parent dies."""
 FORWARD_FRACTION: Final = 1 / 3
 """Fraction of a step's work in forward; backward takes the rest."""
 PROBES: Final = 24

@@ -33,11 +33,15 @@ QUEUE_EVENTS: Final = 256
 LAST_CHANCE_S: Final = 10.0
 """Time, in seconds, to deliver what is queued at the end."""
 COMMAND_TIMEOUT_S: float = 30.0
+"""Time limit, in seconds, of a command; then it is killed."""
 WEB_TIMEOUT_S: float = 5.0
+"""Time limit, in seconds, of one attempt of a web request."""
 WEB_BACKOFFS_S: tuple[float, ...] = (1.0, 2.0)
 """Backoff, in seconds, between attempts; there is one attempt more than pauses."""
 _MAX_REASONS: Final = 32
+"""Maximum number of different reasons for failures that are printed."""
 _ABORT_S: Final = 1.0
+"""Maximum wait, in seconds, for the thread after its delivery was canceled."""
 
 
 class Receiver(Protocol):

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 STDOUT: Final = Path("-")
 _GZIP_LEVEL: Final = 5
+"""Compression level of gzip, from 1 to 9."""
 _LOCKED: Final = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
 
 

@@ -32,10 +32,10 @@ def read_side(
     progress: Callable[[int], None] | None = None,
 ) -> tuple[StepSample, Side]:
     """Read an attempt as one side, with its scaling against `baseline`; raises UsageError if it has no steps."""
-    readout, sample = StepReader(recorded, attempt, progress), StepSample()
+    reader, sample = StepReader(recorded, attempt, progress), StepSample()
     # Over all steps, as in a report; the sample leaves out the first ones.
-    whole = RunAggregate.of_run(sample.passing(readout.windows()), tuple(readout.state.ranks))
-    outcome = outcome_of(readout.state, alerts_at_worst(recorded, attempt, readout.state))
+    whole = RunAggregate.of_run(sample.passing(reader.windows()), tuple(reader.state.ranks))
+    outcome = outcome_of(reader.state, alerts_at_worst(recorded, attempt, reader.state))
     bad_end = bad_end_text(outcome)
     profile = sample.profile()
     if profile is None:
@@ -66,8 +66,8 @@ def read_baseline(path: Path, progress: Callable[[int], None] | None = None) -> 
                 "in one process"
             )
         for attempt in reversed(recorded.attempts):
-            readout = StepReader(recorded, attempt, progress)
-            profile = RunAggregate.of_run(readout.windows(), tuple(readout.state.ranks)).profile()
+            reader = StepReader(recorded, attempt, progress)
+            profile = RunAggregate.of_run(reader.windows(), tuple(reader.state.ranks)).profile()
             if profile is not None:
                 return profile
     raise UsageError(f"{path} has no finished step: a baseline needs some")

@@ -33,21 +33,23 @@ if TYPE_CHECKING:
 SEND_QUEUE: Final = 64
 """Frames queued for each viewer and rank: half a minute at 1 Hz. A stopped viewer then loses frames."""
 MIN_QUEUE: Final = 16_384
+"""Minimum number of frames queued for each viewer, which small runs get."""
 TURN_MS: Final = 100
+"""Maximum wait, in milliseconds, for a frame; then exits of processes and the time of the heartbeat are checked."""
 BETWEEN_TURNS_S: Final = 0.002
 """Pause, in seconds, in which frames gather: polling all sockets for each frame costs more than forwarding it."""
 AT_ONCE: Final = 256
 """Maximum number of frames, subscriptions or keys handled before the next socket."""
 BEAT_NS: Final = 1_000_000_000
-NO_HEARTBEAT_NS: Final = 10_000_000_000
-"""Time, in nanoseconds, without a heartbeat after which ranks of other nodes count as gone once all ranks of this node
-are.
-"""
+"""Interval, in nanoseconds, of the relay's heartbeats and of its checks for new ranks and for the end."""
+REMOTE_GONE_NS: Final = 10_000_000_000
+"""Ranks of other nodes are gone after this time, in ns, without a frame, once all ranks of this node are gone."""
 GIVE_UP_NS: Final = 600_000_000_000
 """Time, in nanoseconds, without any frame after which a run has ended, where no process can be seen."""
 GOODBYE_MS: Final = 1000
 """Time, in milliseconds, for the last frames to reach the viewers."""
 BACKLOG: Final = 64
+"""Connections that may wait to be accepted."""
 SPARE_FILES: Final = 1024
 """File descriptors for viewers, up to three each, and for ranks with a connection of their own."""
 _SUBSCRIBED: Final = frozenset(wire.TOPICS[kind] for kind in (wire.Beat, wire.Gpus, wire.Bye))
@@ -281,7 +283,7 @@ class Relay:
             return "its ranks said goodbye"
         waiting -= self._gone
         no_heartbeat_since_ns = min((now_ns - self._received_ns[rank] for rank in waiting), default=GIVE_UP_NS)
-        if self._here and not waiting & self._here and no_heartbeat_since_ns >= NO_HEARTBEAT_NS:
+        if self._here and not waiting & self._here and no_heartbeat_since_ns >= REMOTE_GONE_NS:
             return "its processes are gone"
         return (
             "nothing was heard of it for ten minutes" if not self._here and no_heartbeat_since_ns >= GIVE_UP_NS else ""

@@ -44,10 +44,13 @@ if TYPE_CHECKING:
     from ddpwatch.core.alerts.model import AlertEvent
 
 MAX_ATTEMPTS: Final = 10_000
+"""Attempts of a run that are read."""
 MAX_ALERTS: Final = 100_000
 """Max changes of alerts that are read; nobody could look at more."""
 MAX_BLOCKS: Final = 1_000_000
+"""Blocks, and checkpoints, that are searched for missing frames."""
 MAX_EVENT_BYTES: Final = 1 << 20
+"""Bytes of one recorded change of an alert; a longer one is damage."""
 PAGE_ROWS: Final = 512
 """Rows per query. A query that stays open would keep the recorder from truncating its WAL."""
 LONGEST_NS: Final = 60_000_000_000

@@ -38,6 +38,7 @@ APPLICATION_ID: Final = 0x64647077
 """SQLite application id `ddpw` of recordings."""
 SUFFIX: Final = ".ddpw"
 PAGE_BYTES: Final = 4096
+"""Page size of the database in bytes."""
 SHARD_RANKS: Final = 64
 """Ranks whose frames share a block."""
 NO_RANK: Final = -1
@@ -52,6 +53,7 @@ LATEST_NS: Final = 2**62
 LEVEL: Final = 1
 """Zstandard compression level. Higher levels gain nothing: what is left are the last digits of times."""
 MAX_LIMITS: Final = 64
+"""Groups of changed thresholds, and thresholds in a group, that a recording may list."""
 
 _OF_ATTEMPT: Final = "id INTEGER PRIMARY KEY, attempt INTEGER NOT NULL"
 TABLES: Final = (

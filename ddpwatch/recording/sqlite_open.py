@@ -14,6 +14,7 @@ from urllib.parse import quote
 
 from ddpwatch.recording.schema import APPLICATION_ID, PAGE_BYTES, SCHEMA, TABLES, DamagedFile, NoRecording, Unreadable
 
+# Layout of the header of an SQLite file (https://www.sqlite.org/fileformat.html); offsets and sizes are in bytes.
 MAGIC: Final = b"SQLite format 3\x00"
 HEADER_BYTES: Final = 100
 WRITE_VERSION_AT: Final = 18
@@ -25,7 +26,8 @@ MAX_SCHEMAS: Final = 1000
 """Schema numbers from here on are damage."""
 OUR_SIGNS: Final = (b'"world_size":', b"\x28\xb5\x2f\xfd")
 """Part of a run's description, and the magic number of Zstandard: every recording begins with both."""
-LOOKED_AT_BYTES: Final = 1 << 20
+SEARCHED_BYTES: Final = 1 << 20
+"""Bytes at the beginning of a damaged file that are searched for these signs."""
 
 
 def connect(path: Path, *, write: bool = False) -> sqlite3.Connection:
@@ -102,7 +104,7 @@ def _refuse_if_foreign(path: Path, header: bytes) -> None:
     """Reject a file with another header, unless the content after it is that of a recording."""
     try:
         with path.open("rb") as file:
-            beginning = file.read(LOOKED_AT_BYTES)
+            beginning = file.read(SEARCHED_BYTES)
     except OSError as error:
         raise Unreadable(f"{path} cannot be read: {error.strerror or error}") from None
     if all(sign in beginning for sign in OUR_SIGNS):

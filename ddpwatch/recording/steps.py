@@ -162,7 +162,7 @@ class StepReader:
         while self._next >= 0 and front - self._next + 1 >= least:
             until = min(front, self._next + CHUNK_STEPS - 1)
             indices = np.arange(self._next, until + 1, dtype=np.int64)
-            held, usual = held_by_all(ranks, indices)
+            held, ordinary = held_by_all(ranks, indices)
             if not held[0]:
                 begun = self._next_held(ranks, front)
                 if begun > pressing:
@@ -173,8 +173,8 @@ class StepReader:
             if not held.all():
                 # Up to the first that is missing.
                 whole = int(held.argmin())
-                indices, held, usual = indices[:whole], held[:whole], usual[:whole]
-            chosen = indices[held if self._unusual else usual]
+                indices, held, ordinary = indices[:whole], held[:whole], ordinary[:whole]
+            chosen = indices[held if self._unusual else ordinary]
             self.skipped += len(indices) - len(chosen)
             self._next += len(indices)
             if len(chosen):
@@ -227,8 +227,8 @@ class WholeRun:
         """Read for at most that many seconds."""
         until_s = time.monotonic() + budget_s
         if self._portions is None:
-            readout = StepReader(self._recorded, self.attempt, self._count)
-            self._frames, self._portions = max(readout.frames, 1), readout.portions()
+            reader = StepReader(self._recorded, self.attempt, self._count)
+            self._frames, self._portions = max(reader.frames, 1), reader.portions()
         while not self.done and time.monotonic() < until_s:
             try:
                 window = next(self._portions)

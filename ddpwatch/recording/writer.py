@@ -57,6 +57,7 @@ TEXTS_AT_ONCE: Final = 32
 BACKLOG_BYTES: Final = 64 << 20
 """Max bytes that wait in memory to be written; beyond, the oldest portions are dropped and counted."""
 RETRY_S: Final = 1.0
+"""Seconds until a failed write is tried again."""
 
 
 @dataclass
@@ -96,7 +97,7 @@ class Recorder:
         again, the writer's thread calls `say` with a line about it.
         """
         self.path = path
-        self.trouble = ""
+        self.write_error = ""
         """Why writing fails at the moment; empty = it works."""
         self.dropped_frames = 0
         """Number of frames dropped because they could not be written."""
@@ -128,7 +129,7 @@ class Recorder:
     @property
     def incomplete(self) -> bool:
         """Whether frames, or the end of the run, are missing in the file."""
-        return bool(self.dropped_frames or self.trouble)
+        return bool(self.dropped_frames or self.write_error)
 
     def begin(self, run: RunFile, limits: Limits = DEFAULTS) -> None:
         """Start or continue the attempt of a run, with the thresholds of its rules."""
@@ -317,27 +318,27 @@ class Recorder:
             self._file.put(portion)
         except (sqlite3.Error, OSError) as error:
             self.reason = getattr(error, "strerror", None) or str(error)
-            self._say_trouble(f"cannot write {self.path}: {self.reason}; watching goes on, writing is tried again")
+            self._report_error(f"cannot write {self.path}: {self.reason}; watching goes on, writing is tried again")
             return False
         except Exception as error:  # noqa: BLE001 - a thread that dies silently would lose all that follows
             self.dropped_frames += portion.frames
             self.reason = f"{type(error).__name__}: {error}"
-            self._say_trouble(f"cannot write a part of {self.path}: {self.reason}")
+            self._report_error(f"cannot write a part of {self.path}: {self.reason}")
             return True
         self.written += portion.frames
         if portion.missed:
             # Readers can restart after the gap from a checkpoint.
             self.checkpoint_soon()
-        if self.trouble:
+        if self.write_error:
             lost = f"; {self.dropped_frames} frames could not be kept" if self.dropped_frames else "; nothing was lost"
-            self.trouble = ""
+            self.write_error = ""
             self._say(f"{self.path} is written again{lost}")
         return True
 
-    def _say_trouble(self, text: str) -> None:
-        if not self.trouble:
+    def _report_error(self, text: str) -> None:
+        if not self.write_error:
             self._say(text)
-        self.trouble = text
+        self.write_error = text
 
 
 def _text(alert: Alert) -> tuple[Finding, bool | None]:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 LAST_LINES: Final = 40
 """Max lines without a match that are sent per poll of a file."""
 POLL_NS: Final = 200_000_000
+"""Interval of polls in ns."""
 
 
 class LogFrames:
@@ -45,16 +46,16 @@ class LogFrames:
         self._due_ns = now_ns + POLL_NS
         for lines in self._tail.poll():
             yield from _frames(lines, now_ns)
-        if self._reported is None or len(self._tail.troubles) > self._reported:
+        if self._reported is None or len(self._tail.errors) > self._reported:
             # A frame without a file reports that logs are watched, and which of them cannot be.
-            texts = self._tail.troubles[self._reported or 0 :]
+            texts = self._tail.errors[self._reported or 0 :]
             if self._reported is None and (older := self._tail.older):
                 end = "its end, as it was" if older == 1 else "their end, as they were"
                 texts = [f"{plural(older, 'file')} followed from {end} written before the run", *texts]
             if self._reported is None and not self._tail.sources:
                 texts = [*texts, f"no file matches {' or '.join(self._globs)} yet"]
             news = [LogLine(0, fit(text, MAX_LOG_CHARS)) for text in texts]
-            self._reported = len(self._tail.troubles)
+            self._reported = len(self._tail.errors)
             own = LogLines(rank=0, seq=0, source="", lines=news[:MAX_LOG_LINES])
             yield Frame(TOPICS[LogLines], encode(own), now_ns)
 

@@ -19,15 +19,18 @@ if TYPE_CHECKING:
     from ddpwatch.simulator.scenario import Fault
 
 NAME: Final = "Simulated 80GB"
+# Memory, clocks and power limit of an H100 SXM.
 TOTAL_BYTES: Final = 80 << 30
 MAX_MHZ: Final = 1980
 MEMORY_MHZ: Final = 2619
 LIMIT_MW: Final = 700_000
 EVERY_NS: Final = 1_000_000_000
+"""Interval of readings in ns."""
 UNSEEN_PERCENT: Final = 4.0
 """Utilization added for pauses that are too short for the driver to see."""
 _COMPUTING: Final = ("forward", "backward")
 _FLICKERS: Final = 1024
+"""Length of the noise sequence, which is repeated."""
 
 
 class SimulatedGpus:

@@ -24,7 +24,9 @@ PROFILE: Final = {"data": 0.05, "forward": 0.27, "backward": 0.50, "optimizer": 
 """Fractions of a typical step by phase; the rest is its wire time."""
 RANKS_PER_HOST: Final = 8
 ALWAYS: Final = 1
+"""Period of a fault that affects every step."""
 EVALUATION_STEPS: Final = 10.0
+"""Duration of an evaluation in steps."""
 _PHASES: Final = wire.PHASES
 _SYNC: Final = _PHASES.index("sync")
 _OPTIMIZER: Final = _PHASES.index("optimizer")

@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 TICK_MS: Final = 100
 """Default time without a frame after which a tick is returned."""
 MAX_RANKS: Final = 8192
+"""Ranks of a simulated run, at most."""
 HISTORY_STEPS: Final = 300
+"""Steps of the history that a viewer finds when it attaches."""
 HISTORY_CELLS: Final = 1 << 19
 """Maximum steps times ranks of the history: with many ranks it is shorter, or the first view would take many seconds.
 """

@@ -33,9 +33,11 @@ if TYPE_CHECKING:
     IntArray = NDArray[np.int64]
 
 CHUNK_STEPS: Final = 50
+"""Maximum number of steps that are generated at once."""
 CHUNK_CELLS: Final = 1 << 16
 """Maximum number of steps times ranks that are generated at once: a few milliseconds of work."""
 NOISE: Final = 0.015
+"""Standard deviation of a phase's duration, as a fraction of it."""
 SPIKES: Final = 0.04
 """Fraction of the steps in which any rank pauses; with more ranks it is rarer for each."""
 WAVE: Final = 0.02
@@ -43,18 +45,17 @@ WAVE: Final = 0.02
 WAVE_STEPS: Final = 3000
 """Period of this oscillation."""
 BATCH: Final = 32
+"""Samples per rank and step."""
 PARAMETERS: Final = 25_557_032
+"""Parameters of the model, as in ResNet-50."""
 BUCKETS: Final = 5
+"""Gradient buckets of the model."""
 BUCKETS_BEGIN: Final = 0.2
 """Fraction of the backward pass after which the first gradients are ready."""
 ROUNDS_BEFORE: Final = 10
 """Number of repetitions of the schedule before the run is observed."""
 INTO_FIRST_FAULT: Final = 100
-FLUSH_NS: Final = 250_000_000
-FLUSH_MANY_NS: Final = 1_000_000_000
-MANY_RANKS: Final = 256
-"""Above this number of ranks, agents publish once a second."""
-HELLO_NS: Final = 5_000_000_000
+"""Steps of the first fault that have passed when the run is observed."""
 GROUPS: Final = 16
 """Ranks publish in this number of groups, in turn: neither one burst nor a thousand wakeups a second."""
 CORES: Final = 12
@@ -209,7 +210,7 @@ class SimulatedRun:
         Defaults: `default_schedule`, a pid of its own for each rank, and the publishing interval of real agents.
         """
         self.world_size, self.run_id, self.name, self._pid = world_size, run_id, name, pid
-        self.flush_ns = flush_ns or (FLUSH_NS if world_size <= MANY_RANKS else FLUSH_MANY_NS)
+        self.flush_ns = flush_ns or wire.beat_ns(world_size)
         self.buckets_wanted = False
         """Whether to publish the gradient buckets of the latest step."""
         self._history_steps = min(history_steps, wire.MAX_SNAP_STEPS)
@@ -278,7 +279,7 @@ class SimulatedRun:
 
     def _messages(self, rank: int, lap: int, now_ns: int) -> list[wire.Message]:
         messages: list[wire.Message] = []
-        if (lap + rank) % max(1, HELLO_NS // self.flush_ns) == 0:
+        if (lap + rank) % max(1, wire.HELLO_NS // self.flush_ns) == 0:
             messages.append(self._hello(rank, self._number(rank), now_ns))
         steps = self._generator.finished(rank, self._next[rank], now_ns)
         seq, gpus = self._number(rank), None

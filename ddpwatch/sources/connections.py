@@ -29,10 +29,13 @@ RECEIVE_QUEUE_FRAMES: Final = 4096
 RELAYED_FRAMES: Final = 64
 """Receive queue per rank through a relay, in frames; all ranks share one queue there."""
 RECONNECT_MS: Final = 100
+"""Milliseconds until the first attempt to reconnect."""
 RECONNECT_MAX_MS: Final = 2000
+"""Upper bound of that time, which doubles with each attempt (exponential backoff)."""
 BROKEN_OFF: Final = 3
 """Consecutive handshakes broken off by the listener that show that it has another key."""
 PROBE_S: Final = 3.0
+"""Default timeout of `probe` in seconds."""
 PROBES: Final = 8
 """Max ranks that `probe` tries."""
 AT_ONCE_S: Final = 3.0

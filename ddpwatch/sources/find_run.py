@@ -16,12 +16,14 @@ if TYPE_CHECKING:
     from ddpwatch.rundir import RunFile
 
 SHORT_ID_CHARS: Final = 8
+"""Characters of a run's id that messages show."""
 HOW_TO_START: Final = (
     "nothing is running; add `ddpwatch.agent.install(model)` to the script, or ask `ddpwatch postmortem LOG...` about "
     "a job that has ended"
 )
 TICKET_ENDINGS: Final = (".json", ".ticket")
 _MAX_NAMED: Final = 8
+"""Runs that a message lists."""
 
 
 def live_runs() -> list[RunFile]:

@@ -61,6 +61,7 @@ NOTICE_NS: Final = 5_000_000
 MAX_ASKED_RANKS: Final = 256
 """Max ranks for requesting all stacks after an abort; more would all answer at once."""
 _SPARE_FILES: Final = 64
+"""File descriptors beyond one for each rank."""
 ZERO_COPY_RECV: Final = 10
 """ZMQ_ZERO_COPY_RECV, which pyzmq does not name and older libraries do not support."""
 NOBLOCK: Final = int(zmq.NOBLOCK)

@@ -27,6 +27,7 @@ LINE_BYTES: Final = 64 * 1024
 MAX_FILES: Final = 512
 """Max files followed. They are held open, so that nothing is lost when they are rotated."""
 MAX_REMEMBERED: Final = 1024
+"""Closed files whose position is remembered in case they come back under another name."""
 
 Identity: TypeAlias = tuple[int, int]
 """Device and inode, which a rename does not change."""
@@ -131,7 +132,7 @@ class Tail:
         self._moved: dict[Identity, _Place] = {}
         self._turn = 0
         self._reported: set[str] = set()
-        self.troubles: list[str] = []
+        self.errors: list[str] = []
         """Paths that cannot be followed, with the reason, each once. File names are not sanitized."""
         self.older = 0
         """Number of files last modified before `since_unix_s`, which are followed from their end."""
@@ -185,7 +186,7 @@ class Tail:
             matches = [pattern] if os.path.lexists(pattern) else sorted(glob.glob(pattern, recursive=True))  # noqa: PTH207
             paths |= dict.fromkeys(matches)
         if len(paths) > MAX_FILES:
-            self._tell("", f"{len(paths)} files match; the first {MAX_FILES} are followed")
+            self._report("", f"{len(paths)} files match; the first {MAX_FILES} are followed")
         return dict.fromkeys([*paths][:MAX_FILES])
 
     def _look(self, path: str, most_bytes: int, found: list[Lines]) -> int:
@@ -197,7 +198,7 @@ class Tail:
         try:
             lines = file.read(most_bytes)
         except OSError as error:
-            self._tell(path, f"{path} cannot be read any more: {error.strerror}")
+            self._report(path, f"{path} cannot be read any more: {error.strerror}")
             self._leave(file)
             return 0
         read_bytes = max(0, file.offset - before)
@@ -216,12 +217,12 @@ class Tail:
             # Checked before opening, because opening a device may have side effects.
             mode = os.stat(path).st_mode  # noqa: PTH116 - as everywhere here: one call, one answer
             if not stat.S_ISREG(mode):
-                self._tell(path, f"{path} is {_name_of(mode)}; only files are read")
+                self._report(path, f"{path} is {_name_of(mode)}; only files are read")
                 return None
             # O_NONBLOCK: if it has become a pipe meanwhile, opening does not wait for a writer.
             fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
         except OSError as error:
-            self._tell(path, f"{path} cannot be read: {error.strerror}")
+            self._report(path, f"{path} cannot be read: {error.strerror}")
             return None
         status = os.fstat(fd)
         identity = _identity(status)
@@ -249,10 +250,10 @@ class Tail:
         os.close(file.fd)
         del self._files[file.path]
 
-    def _tell(self, what: str, trouble: str) -> None:
-        if what not in self._reported and len(self._reported) < MAX_FILES:
-            self._reported.add(what)
-            self.troubles.append(trouble)
+    def _report(self, path: str, error: str) -> None:
+        if path not in self._reported and len(self._reported) < MAX_FILES:
+            self._reported.add(path)
+            self.errors.append(error)
 
 
 def _identity(status: os.stat_result) -> Identity:

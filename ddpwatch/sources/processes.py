@@ -32,6 +32,7 @@ MAX_PIDFDS: Final = 256
 _OPEN: Final[Callable[[int], int] | None] = getattr(os, "pidfd_open", None)
 _INFO: Final = struct.Struct("QQ11Ii")
 """`struct pidfd_info` of <linux/pidfd.h>: the request mask comes first, the exit status last."""
+# PIDFD_GET_INFO and PIDFD_INFO_EXIT of the same header.
 _GET_INFO: Final = 3 << 30 | _INFO.size << 16 | 0xFF << 8 | 11
 _WITH_EXIT: Final = 1 << 3
 _EXIT_FIELD: Final = 49

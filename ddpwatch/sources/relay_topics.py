@@ -14,6 +14,7 @@ from typing import Final, Literal, NamedTuple, TypeAlias
 from ddpwatch.wire import MAX_TOPIC_BYTES, TOPICS, Buckets
 
 BLOCK_RANKS: Final = 64
+"""Ranks whose histories are requested together."""
 _TOPIC: Final = re.compile(rb"(snap|stacks?)/[0-9a-f]{1,32}/([0-9]{1,7})")
 
 Kind: TypeAlias = Literal["snap", "stack", "bucket"]

@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from ddpwatch.view.run_view import RunView
 
 TICK_S: Final = 0.1
+"""Seconds between ticks of the feed thread."""
 FAST_TICK_S: Final = 0.02
 """Seconds between ticks until the first run view."""
 IDLE_S: Final = 1.0

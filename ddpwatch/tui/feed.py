@@ -126,8 +126,8 @@ class Feed:
         recorder = self.recorder
         if recorder is None:
             return ""
-        if recorder.trouble:
-            return f"not recorded: {recorder.trouble}"
+        if recorder.write_error:
+            return f"not recorded: {recorder.write_error}"
         return f"not recorded: {plural(recorder.dropped_frames, 'frame')}" if recorder.dropped_frames else ""
 
     @property

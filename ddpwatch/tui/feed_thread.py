@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 FOR_KEYS_S: Final = 0.15
 """Seconds after a key in which no frames are processed, so that the response comes first."""
 KEY_POLL_S: Final = 0.01
+"""Longest sleep in seconds before it is checked whether another key was pressed."""
 MAX_FOR_KEYS_S: Final = 0.6
 """Longest time in seconds that a series of keys holds frames back."""
 MAX_INGEST_S: Final = 0.2

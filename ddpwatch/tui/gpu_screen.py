@@ -30,6 +30,7 @@ MIN_DETAIL_ROWS: Final = 6
 DETAIL_ROWS: Final = 18
 """Rows that the details of one GPU take with all curves."""
 ROOMY_ROWS: Final = 24
+"""Rows from which on a list that scrolls leaves enough for all details of one GPU."""
 
 
 class DeviceList(Listed):

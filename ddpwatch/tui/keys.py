@@ -17,6 +17,7 @@ TABS: Final = (
 """Names and titles of the screens, in the order of their number keys."""
 SUMMARY: Final = "summary"
 LONG_SCRUB_STEPS: Final = 20
+"""Number of steps that shift and an arrow key move."""
 BINDINGS: Final = (
     *(Binding(str(number), f"show('{name}')", title) for number, (name, title) in enumerate(TABS, 1)),
     Binding("7", f"show('{SUMMARY}')", "summary"),

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from ddpwatch.view.ranks.columns import Row
     from ddpwatch.view.run_view import RunView
 
+# Size of the heading, in rows, and of the left margin, in terminal cells.
 HEADING_ROWS: Final = 1
 GUTTER_COLUMNS: Final = 1
 

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from ddpwatch.view.run_view import RunView
 
 NOTICE_S: Final = 2.5
+"""Seconds for which a notice is shown."""
 AT_THE_END: Final = "Nothing was recorded after this."
 _TIME_KEYS: Final = frozenset({"go_to", "edge"})
 """Actions whose keys a field to type in, or a page over the screen, uses itself."""

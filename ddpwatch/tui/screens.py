@@ -37,14 +37,20 @@ WIDE_COLUMNS: Final = 100
 TALL_ROWS: Final = 30
 """From this size on there is room for cards and a heat map."""
 URGENT_ROWS: Final = 4
+"""Min. number of rows offered to alerts in the small layout."""
+# Heights of the fixed parts of the overview, in rows.
 FIGURES_ROWS: Final = 4
 CARD_ROWS: Final = 5
 LEGEND_ROWS: Final = 1
 BELOW_MIN_ROWS: Final = 9
+"""Min. height of the heat map on the ranks screen, in rows."""
 HEAT_EXTRA_ROWS: Final = 4
 """Rows of the heat map besides those for ranks: border, legend, and the note on folded steps."""
 CHART_MIN_ROWS: Final = 9
+"""Min. height of a chart, in rows."""
 SHARE_TEXT_ROWS: Final = 4
+"""Rows of text above the chart of the all-reduce share."""
+# What border and padding of a box take, in terminal cells and rows.
 BOX_COLUMNS: Final = 4
 BOX_ROWS: Final = 2
 ASKED_RANKS: Final = 64

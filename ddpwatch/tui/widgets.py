@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     Draw: TypeAlias = Callable[[RunView, int, int], list[Line]]
 
 SCROLLBAR_COLUMNS: Final = 1
+"""Width of a scrollbar, in terminal cells."""
 _CURSOR_KEYS: Final = ("up,k", "down,j", "pageup", "pagedown", "home,g", "end,G")
 
 

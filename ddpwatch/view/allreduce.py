@@ -35,11 +35,14 @@ EXPOSED: Final = Cell("█", Level.WARN)
 UNSEEN: Final = Cell("┄", Level.DIM)
 BEFORE: Final = Cell("·", Level.DIM)
 BACKWARD_END: Final = Cell("╎", Level.STRONG)
+# Bounds of the width of the bars of buckets, in terminal cells; with less room there are none.
 MIN_BAR_COLUMNS: Final = 10
 MAX_BAR_COLUMNS: Final = 120
 ROWS_FOR_LEGEND: Final = 6
+"""Min. number of rows for the legend of the buckets."""
 MEASURED: Final = frozenset({"buckets", "hook"})
 """Kinds of communication timing (`Hello.comm`) that include bucket times."""
+# Titles and widths, in terminal cells, of the columns left and right of the bars.
 TITLES: Final = (("#", 4), ("SIZE", 5), ("READY", 6), ("TOOK", 6))
 FIGURES: Final = (("HIDDEN", 6), ("GB/s", 6))
 HOW: Final = (
@@ -47,9 +50,11 @@ HOW: Final = (
     "It adds a communication hook, some microseconds a bucket. A hook of your own is timed as it is, without asking.",
 )
 MIN_CHART_ROWS: Final = 3
+"""Min. number of rows for the chart of the share."""
 ROWS_FOR_GAP: Final = 12
 """Min. number of rows for a blank line between the text and the chart."""
 LABEL_COLUMNS: Final = 12
+"""Width of labels, in terminal cells."""
 _PIECE: Final = {piece.name: piece for piece in PIECES}
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from ddpwatch.core.compare.bootstrap import SMALLEST
+from ddpwatch.core.limits import CompareLimits
 from ddpwatch.core.state.sanitize import NAME_CHARS, sanitize
 from ddpwatch.core.units import UNPROVEN, count, finite, ms, percent, plural, ranks_text
 from ddpwatch.view.cells import Cell, Level, fit, pad
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 SCHEMA: Final = 1
 MIN_COLUMNS: Final = 60
+"""Min. width of the table, in terminal cells; a narrower terminal wraps it."""
 WIDE_COLUMNS: Final = 100
 """Min. width, in columns, for the confidence interval of each figure."""
 NAMES: Final = {
@@ -42,10 +43,12 @@ MARKS: Final[dict[Verdict, Cell]] = {
     "inside noise": Cell("· inside noise", Level.DIM),
     "unproven": Cell(f"{UNPROVEN} unproven", Level.DIM),
 }
+# Widths of columns, in terminal cells.
 _NAME_COLUMNS: Final = 12
 _CHANGE_COLUMNS: Final = 9
 _INTERVAL_COLUMNS: Final = 20
 _DIGITS: Final = 6
+"""Decimal places in JSON."""
 
 
 @dataclass(frozen=True)
@@ -183,7 +186,7 @@ def _badly_text(side: Side) -> str:
 
 def _hung_text(found: Comparison, side: Side) -> str:
     """Text on hung steps; empty = none, or too short to matter."""
-    if side.hung is None or side.hung.share < SMALLEST:
+    if side.hung is None or side.hung.share < CompareLimits.MIN_CHANGE:
         return ""
     rank = f", for rank {side.hung.rank}" if side.hung.steps == 1 and side.hung.rank is not None else ""
     hidden = "" if found.by_means else ", which medians do not show"

@@ -8,7 +8,6 @@ from ddpwatch.core.alerts.model import Severity
 from ddpwatch.core.state.sanitize import NOTE_CHARS, sanitize
 from ddpwatch.core.units import count, plural
 from ddpwatch.view.alerts.format import MARKS
-from ddpwatch.view.alerts.panel import hang_of
 from ddpwatch.view.cells import Cell, Level, clip, fit, line_columns
 from ddpwatch.view.status import RUN_MARKS, backend
 
@@ -60,8 +59,8 @@ def _state_cells(run_view: RunView) -> Line:
         line.append(Cell(f"‖ STEP {count(run_view.at)}", Level.WARN, "live"))
     elif run_view.paused:
         line.append(Cell("‖ PAUSED", Level.WARN, "live"))
-    elif (hang := hang_of(run_view)) is not None:
-        mark = MARKS[hang.finding.severity]
+    elif run_view.hang is not None:
+        mark = MARKS[run_view.hang.finding.severity]
         line.append(Cell(f"{mark.text} HANGS", mark.level, "open_stuck"))
     elif not run_view.replayed or run_view.condition != "live":
         mark = RUN_MARKS[run_view.condition]

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from ddpwatch.view.cells import Line
 
+# Widths in terminal cells: longest line, explained terms, and the gap between columns of keys.
 MAX_TEXT_COLUMNS: Final = 100
 _TERM_COLUMNS: Final = 18
 _KEY_GAP: Final = 3

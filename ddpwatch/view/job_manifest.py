@@ -21,6 +21,7 @@ MAX_VALUES: Final = 4
 """Max. number of different values of one fact that are listed."""
 MAX_SETTING_CHARS: Final = 80
 """Max. length, in characters, of a setting that differs between ranks, such as a temporary file of each."""
+# Max. numbers of hosts and of changed thresholds listed.
 MAX_HOSTS: Final = 64
 MAX_LIMITS: Final = 32
 DATA_PATH: Final = "DDPWATCH_DATA"

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 MIN_TEXT_COLUMNS: Final = 16
 """Min. width of text beside its label, in columns; narrower text goes below the label."""
 FACT_COLUMNS: Final = 13
+"""Width of the name before a fact, in terminal cells."""
 UNITS: Final = frozenset({"%", "ms", "s", "µs"})
 """Units that no line begins with: a number and its unit stay together."""
 _EIGHTHS: Final = " ▏▎▍▌▋▊▉█"

@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 MARKED_PART: Final = 3
 """Recognized lines take at most one row in this many."""
 MAX_NAME_COLUMNS: Final = 24
+"""Max. width of a log's name, in terminal cells."""
 HEAD_CHARS: Final = 8
+"""Characters kept at the start of a name that is cut."""
 HOW: Final = (
     "No log is watched. Start with --log 'logs/**/*.log' (torchrun --log-dir logs --redirects 3 writes such files): "
     "what torch, NCCL, gloo, the launcher and the kernel say about a failure is then recognised, and who began it is "
@@ -36,7 +38,7 @@ def log_lines(run_view: RunView, columns: int, rows: int) -> list[Line]:
         return [[Cell(text, Level.DIM)] for text in wrap(HOW, columns)]
     read = Cell(f"{plural(logs.lines, 'line')} of {plural(logs.files, 'file')} read")
     lines = [fit([read, Cell(f" · {count(len(logs.marked))} of them say something", Level.DIM)], columns)]
-    lines += [fit([Cell(f"▲ {trouble}", Level.WARN)], columns) for trouble in logs.troubles[:2]]
+    lines += [fit([Cell(f"▲ {notice}", Level.WARN)], columns) for notice in logs.notices[:2]]
     if logs.verdict is not None:
         certain = "" if logs.verdict.certain else "most likely: "
         lines += paragraph(certain + logs.verdict.text, columns, Level.STRONG, lead=[Cell("✖ ", Level.BAD)])

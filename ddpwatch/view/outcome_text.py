@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 FAILED_SHOWN: Final = 3
 """Max. number of failures shown with their exception."""
+# Max. length of an exception, in characters, as a paragraph of its own and within a sentence.
 FAILED_CHARS: Final = 300
 SAID_CHARS: Final = 120
 VICTIM_LINES: Final = 2
@@ -32,6 +33,7 @@ VICTIM_LINES: Final = 2
 TENTHS_BELOW_S: Final = 120.0
 """Lost times below this, in seconds, are shown with tenths of a second."""
 _S_DIGITS: Final = 3
+"""Decimal places of seconds in JSON."""
 _PLACE: Final = re.compile(r"\[\S{1,200}\.(?:cc|cpp|h|hpp):\d{1,7}\] ?")
 """Place in the source of gloo or torch, which is longer than the message after it."""
 _WHAT_IT_DID: Final[dict[Reason, str]] = {

@@ -24,9 +24,10 @@ if TYPE_CHECKING:
     from ddpwatch.view.gpus.busy_and_waiting import GpuTotals
     from ddpwatch.view.run_view import RunView
 
-P99: Final = 99
 SPARK_STEPS: Final = 200
+"""Number of latest steps in a sparkline."""
 _LABEL_COLUMNS: Final = 12
+"""Width of the labels of the small layout, in terminal cells."""
 
 
 def step_card(run_view: RunView, columns: int) -> list[Line]:
@@ -39,7 +40,7 @@ def step_card(run_view: RunView, columns: int) -> list[Line]:
     stalled = _stalled_line(run_view)
     line = [Cell(f"{ms(figures.step_ns)} ms", Level.DIM if stalled else Level.STRONG)]
     if len(values):
-        line.append(Cell(f"   p99 {ms(float(np.percentile(values, P99)))}", Level.DIM))
+        line.append(Cell(f"   p99 {ms(float(np.percentile(values, 99)))}", Level.DIM))
     pace = f"{1e9 / max(figures.step_ns, 1.0):.3g} steps/s"
     return [line, stalled or [Cell(pace, Level.DIM)], spark(values, columns)]
 

@@ -20,13 +20,18 @@ if TYPE_CHECKING:
 JOB_CHARS: Final = 12
 """Max. length of a job's name, in characters: a scheduler's number fits, and the start of a launcher's id is unique."""
 MAX_BLOCK_COLUMNS: Final = 72
+"""Max. width of the text shown while there is no run, in terminal cells."""
+# Bounds of the width of a run's name, in terminal cells.
 MIN_NAME_COLUMNS: Final = 12
 MAX_NAME_COLUMNS: Final = 60
 PATH_CHARS: Final = 400
+"""Max. length of the run directory's path, in characters."""
 SELECTED: Final = "▌ "
 SPINNER: Final = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 TURNS_PER_S: Final = 4
+"""Frames of the spinner per second."""
 _KEY_COLUMNS: Final = 17
+"""Width of the commands before their hints, in terminal cells."""
 _SCRIPT: Final = (
     ("    ", "model = DistributedDataParallel(model)", Level.DIM),
     ("  + ", "import ddpwatch.agent", Level.STRONG),

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
-from ddpwatch.core.alerts.hang_alerts import last_common_step
+from ddpwatch.core.alerts.hang_alerts import current_hang, last_common_step
 from ddpwatch.core.alerts.model import Moment
 from ddpwatch.core.alerts.severity import findings_by_rank, most_urgent_first
 from ddpwatch.core.alerts.staleness import with_staleness
@@ -43,7 +43,7 @@ HINDSIGHT_STEPS: Final = 5
 MAX_NOTES: Final = 8
 """Max. number of notes shown, the newest."""
 MAX_REASONS: Final = 3
-"""Max. number of reasons shown why ranks are not heard."""
+"""Max. number of reasons shown why nothing is received from ranks."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ def _totals_of(state: RunState, rows: Sequence[Row], at: int | None, *, of_now: 
     extent = extent_of(rows)
     cpu_percent = [beat.cpu_percent for beat in beats]
     return Totals(
-        hosts=max(1, len({row.state.host for row in rows if row.state.host})),
+        hosts=state.host_count,
         step=state.step,
         running_s=_running_s(state, rows, at),
         beats=len(beats),
@@ -136,6 +136,8 @@ class RunView:
     condition: RunCondition
     alerts: tuple[Alert, ...]
     """Alerts that were open at that step, most urgent first, stale ones last."""
+    hang: Alert | None
+    """The most specific of them on the hang that the run is in; None = it is in none, or at an earlier step."""
     closed: tuple[Alert, ...]
     """Closed alerts, oldest first."""
     at: int | None
@@ -245,6 +247,7 @@ def run_view(
         totals=_totals_of(state, rows, at, of_now=not then),
         condition=state.run_condition(),
         alerts=tuple(alerts),
+        hang=current_hang(state, alerts) if at is None else None,
         closed=tuple(monitor.book.closed) if monitor.caught_up else (),
         at=at,
         past=then,
@@ -287,6 +290,7 @@ def refreshed_view(before: RunView) -> RunView | None:
         totals=replace(before.totals, step=now.step, running_s=None if running_s is None else running_s + passed_s),
         condition=state.run_condition(),
         alerts=tuple(alerts),
+        hang=current_hang(state, alerts),
         closed=tuple(monitor.book.closed) if monitor.caught_up else (),
         now=now,
         worst=worst,
@@ -330,7 +334,7 @@ def _not_come(state: RunState) -> list[Cell]:
 
 
 def _unreachable(state: RunState) -> list[Cell]:
-    """Registered ranks that were never heard, by reason."""
+    """Registered ranks of which nothing was ever received, by reason."""
     by_reason: dict[str, list[int]] = {}
     for rank, why in sorted(state.unreachable.items()):
         if rank in state.ranks and state.condition(state.ranks[rank]) == "missing":

@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     from ddpwatch.view.cells import Line
 
 LEVELS: Final = {"wire": Level.WIRE, "waiting": Level.WAITING, "data": Level.DATA, "compute": Level.BACKWARD}
-GOOD: Final = 0.9
-"""Efficiency, as a fraction, from which on it is not marked."""
 _DIGITS: Final = 4
+"""Decimal places in JSON."""
 _NAME_COLUMNS: Final = 18
+"""Min. width of the names of losses, in terminal cells."""
 
 
 def whole_percents(scaling: Scaling) -> dict[str, int]:
@@ -89,7 +89,7 @@ def _speedup_text(speedup: float) -> str:
 def scaling_mark(scaling: Scaling) -> Cell:
     """Efficiency for a card: `83 % of 4×`."""
     of = f"{percent(scaling.efficiency)} of {scaling.run.world_size}×"
-    return Cell(of, Level.PLAIN if scaling.efficiency >= GOOD else Level.WARN)
+    return Cell(of, Level.PLAIN if scaling.efficiency >= ScalingLimits.GOOD_EFFICIENCY else Level.WARN)
 
 
 def waterfall(scaling: Scaling, columns: int) -> list[Line]:

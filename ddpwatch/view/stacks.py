@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from ddpwatch.wire import ThreadStack
 
 FUNCTION_COLUMNS: Final = 44
+"""Width of functions' names, in terminal cells, so that places stand in line; longer names are not cut."""
 NO_ANSWER: Final = "no answer: stopped, gone, or something holds Python's lock"
 
 

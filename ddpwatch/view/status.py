@@ -10,7 +10,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from ddpwatch.core import rule_names as rules
-from ddpwatch.core.alerts.hang_alerts import has_progressed, is_hang
 from ddpwatch.core.alerts.model import Severity
 from ddpwatch.core.alerts.severity import most_urgent_first
 from ddpwatch.core.state.sanitize import NAME_CHARS, sanitize
@@ -36,16 +35,21 @@ if TYPE_CHECKING:
     from ddpwatch.wire import Gpu
 
 SCHEMA: Final = 1
+# Decimal places in JSON of milliseconds and of fractions.
 _MS_DIGITS: Final = 3
 _SHARE_DIGITS: Final = 4
 ALERTS_SHOWN: Final = 3
+"""Max. number of alerts shown where there is room."""
 ALERT_LINES: Final = 2
+"""Max. number of lines of an alert that is not critical."""
 CRITICAL_LINES: Final = 6
 """Max. number of lines of a critical alert: which rank is in which collective takes more than `ALERT_LINES`."""
 FEW_RANKS: Final = 4
 """Number of ranks that must fit before the window gets a legend and blank lines."""
 MIN_COLUMNS: Final = 40
+"""Min. width of the text, in terminal cells; a narrower terminal wraps it."""
 _LABEL_COLUMNS: Final = 14
+"""Width of labels, in terminal cells."""
 _ONE_LINE: Final = 1000
 """Width, in columns, at which a sentence is not wrapped but cut."""
 RUN_MARKS: Final[dict[RunCondition, Cell]] = {
@@ -83,11 +87,6 @@ def status_object(run_view: RunView) -> dict[str, Any]:
 def backend(state: RunState) -> str | None:
     """Backend of the process group, as the ranks report it; None = unknown."""
     return next((rank.hello.backend for rank in state.ranks.values() if rank.hello and rank.hello.backend), None)
-
-
-def host_count(state: RunState) -> int:
-    """Number of hosts that the ranks run on."""
-    return max(1, len({rank.host for rank in state.ranks.values() if rank.host}))
 
 
 def _allreduce(figures: Figures | None) -> dict[str, float | None]:
@@ -181,9 +180,8 @@ def _header(run_view: RunView, columns: int) -> Line:
     if figures and figures.effective_batch is not None:
         facts.append(f"batch {count(figures.effective_batch)}")
     mark = RUN_MARKS[run_view.condition]
-    hangs = [alert for alert in run_view.alerts if is_hang(alert.finding) and not has_progressed(state, alert)]
-    if hangs and run_view.condition == "live":
-        sign, level, _ = MARKS[hangs[0].finding.severity]
+    if run_view.hang is not None:
+        sign, level, _ = MARKS[run_view.hang.finding.severity]
         mark = Cell(f"{sign} hangs", level)
     line = [Cell(state.name or state.run_id, Level.STRONG), Cell(" · " + " · ".join(facts))]
     line = fit(line, columns - line_columns([mark]) - 2)

@@ -32,8 +32,10 @@ if TYPE_CHECKING:
     from ddpwatch.view.cells import Line
     from ddpwatch.view.run_view import RunView
 
+# Max. numbers of alerts and of straggler costs shown.
 WORST_SHOWN: Final = 6
 COSTLY_SHOWN: Final = 5
+# Widths in terminal cells: bars of costs, which are shown from three times this width on, and names.
 _BAR_COLUMNS: Final = 20
 _RULE_COLUMNS: Final = 16
 _NEXT: Final = (
@@ -43,6 +45,7 @@ _NEXT: Final = (
 )
 _NEXT_OF_REPLAY: Final = (_NEXT[0], ("home", "goes back to the first step or alert in it"), ("q", "quits"))
 NEWER_SHOWN: Final = 3
+"""Max. number of newer runs named."""
 
 
 def summary_lines(

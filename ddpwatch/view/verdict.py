@@ -29,7 +29,9 @@ if TYPE_CHECKING:
     from ddpwatch.core.state.run import RunState
 
 MAX_NAMED: Final = 3
+"""Max. number of further ranks, or of first failures, that are named."""
 WHY_CHARS: Final = 240
+"""Max. length of an alert's message within the verdict, in characters."""
 OTHER: Final = "other"
 """Name of the time outside of the named phases."""
 NEVER: Final = 2**62

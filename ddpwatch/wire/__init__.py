@@ -19,7 +19,7 @@ the sender's host and is never compared between hosts.
 from __future__ import annotations
 
 from ddpwatch.wire.codec import claimed_rank, decode, encode
-from ddpwatch.wire.field_types import (
+from ddpwatch.wire.limits import (
     MAX_COLLECTIVES,
     MAX_ENVIRONMENT,
     MAX_FRAME_BYTES,
@@ -53,8 +53,12 @@ from ddpwatch.wire.message_parts import (
     ThreadStack,
 )
 from ddpwatch.wire.messages import (
+    AGENT_OFF,
+    BEAT_NS,
     FAILING,
+    HELLO_NS,
     LIVE_TOPICS,
+    MANY_RANKS,
     MAX_GPU_MOMENTS,
     MAX_GPU_PROCESSES,
     MAX_GPUS,
@@ -87,6 +91,7 @@ from ddpwatch.wire.messages import (
     Snap,
     Stack,
     Steps,
+    beat_ns,
 )
 from ddpwatch.wire.step_table import (
     MAX_COLUMNS,
@@ -100,13 +105,14 @@ from ddpwatch.wire.step_table import (
 )
 
 __all__ = [
-    "EVALUATED", "FAILING", "LIVE_TOPICS", "MAX_COLLECTIVES", "MAX_COLUMNS", "MAX_ENVIRONMENT", "MAX_FRAMES",
-    "MAX_FRAME_BYTES", "MAX_GPUS", "MAX_GPU_MOMENTS", "MAX_GPU_PROCESSES", "MAX_LOG_CHARS", "MAX_LOG_LINES",
-    "MAX_SNAP_STEPS", "MAX_THREADS", "MAX_THROTTLE", "MAX_TOPIC_BYTES", "MAX_XIDS", "MIN_COLUMNS", "NO_MESSAGE",
-    "PAUSED", "PHASES", "RELAY_TOPICS", "SKIPPED", "SNAP_PREFIX", "STACKS_PREFIX", "STACK_PREFIX", "STEP_BYTES",
-    "STEP_COLUMNS", "STEP_DEFAULTS", "TOPICS", "WIRE_VERSION", "Beat", "Bucket", "Buckets", "Bye", "Checksum",
-    "Collective", "Comm", "Comms", "Count", "Figure", "Gone", "Gpu", "GpuMoment", "GpuProcess", "Gpus", "Group",
-    "Held", "Hello", "Loader", "LogLine", "LogLines", "Message", "Name", "Note", "Percent", "Rank", "Relay", "Snap",
-    "Stack", "StackFrame", "Step", "Steps", "Text", "ThreadStack", "claimed_rank", "decode", "encode", "fit",
-    "pack_steps", "ranges", "step_of", "unpack_steps",
+    "AGENT_OFF", "BEAT_NS", "EVALUATED", "FAILING", "HELLO_NS", "LIVE_TOPICS", "MANY_RANKS", "MAX_COLLECTIVES",
+    "MAX_COLUMNS",
+    "MAX_ENVIRONMENT", "MAX_FRAMES", "MAX_FRAME_BYTES", "MAX_GPUS", "MAX_GPU_MOMENTS", "MAX_GPU_PROCESSES",
+    "MAX_LOG_CHARS", "MAX_LOG_LINES", "MAX_SNAP_STEPS", "MAX_THREADS", "MAX_THROTTLE", "MAX_TOPIC_BYTES", "MAX_XIDS",
+    "MIN_COLUMNS", "NO_MESSAGE", "PAUSED", "PHASES", "RELAY_TOPICS", "SKIPPED", "SNAP_PREFIX", "STACKS_PREFIX",
+    "STACK_PREFIX", "STEP_BYTES", "STEP_COLUMNS", "STEP_DEFAULTS", "TOPICS", "WIRE_VERSION", "Beat", "Bucket",
+    "Buckets", "Bye", "Checksum", "Collective", "Comm", "Comms", "Count", "Figure", "Gone", "Gpu", "GpuMoment",
+    "GpuProcess", "Gpus", "Group", "Held", "Hello", "Loader", "LogLine", "LogLines", "Message", "Name", "Note",
+    "Percent", "Rank", "Relay", "Snap", "Stack", "StackFrame", "Step", "Steps", "Text", "ThreadStack", "beat_ns",
+    "claimed_rank", "decode", "encode", "fit", "pack_steps", "ranges", "step_of", "unpack_steps",
 ]  # fmt: skip

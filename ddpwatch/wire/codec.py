@@ -9,7 +9,7 @@ from msgspec import Struct
 from msgspec.structs import force_setattr
 
 from ddpwatch.errors import BadFrame, UnknownMessage
-from ddpwatch.wire.field_types import MAX_FRAME_BYTES, WIRE_VERSION
+from ddpwatch.wire.limits import MAX_FRAME_BYTES, WIRE_VERSION
 from ddpwatch.wire.messages import Beat, Hello, Message
 from ddpwatch.wire.step_table import STEP_COLUMNS, fit_table
 

@@ -6,7 +6,7 @@ from typing import Annotated, Final
 
 from msgspec import Meta, Struct
 
-from ddpwatch.wire.field_types import MAX_FRAMES, MAX_LOG_CHARS, Count, Name
+from ddpwatch.wire.limits import MAX_FRAMES, MAX_LOG_CHARS, Count, Name
 
 PHASES: Final = ("data", "forward", "backward", "sync", "optimizer", "other")
 

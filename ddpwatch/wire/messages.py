@@ -6,7 +6,7 @@ from typing import Annotated, Any, Final, TypeAlias
 
 from msgspec import Meta, Struct
 
-from ddpwatch.wire.field_types import (
+from ddpwatch.wire.limits import (
     MAX_COLLECTIVES,
     MAX_ENVIRONMENT,
     MAX_FRAME_BYTES,
@@ -22,15 +22,32 @@ from ddpwatch.wire.field_types import (
 from ddpwatch.wire.message_parts import PHASES, Bucket, Collective, Comm, Group, LogLine, Step, ThreadStack
 from ddpwatch.wire.step_table import MAX_COLUMNS, MIN_COLUMNS, UNSTATED_COLUMNS
 
+MANY_RANKS: Final = 256
+"""In larger runs agents send fewer heartbeats, and viewers keep fewer steps and evaluate the rules less often."""
+BEAT_NS: Final = 250_000_000
+"""Interval in ns at which an agent sends its heartbeat and the steps that have ended."""
+MANY_RANKS_BEAT_NS: Final = 1_000_000_000
+"""The same interval in ns in runs of more than `MANY_RANKS` ranks."""
+HELLO_NS: Final = 5_000_000_000
+"""Interval in ns at which an agent repeats its hello, for viewers that missed the first one."""
 MAX_GPUS: Final = 16
 """GPUs of one rank."""
 MAX_GPU_PROCESSES: Final = 32
+"""Processes listed of one GPU."""
 MAX_THROTTLE: Final = 16
+"""Clock throttle reasons of one GPU."""
 MAX_XIDS: Final = 16
+"""Latest Xid errors of one GPU."""
 MAX_GPU_MOMENTS: Final = 600
+"""GPU readings in one snapshot, one a second: ten minutes."""
 
 Percent: TypeAlias = Annotated[int, Meta(ge=0, le=100)]
 Figure: TypeAlias = Annotated[int, Meta(ge=0, le=2**62)] | None
+
+
+def beat_ns(world_size: int) -> int:
+    """Interval of heartbeats in ns in a run of this world size."""
+    return BEAT_NS if world_size <= MANY_RANKS else MANY_RANKS_BEAT_NS
 
 
 class GpuProcess(Struct, array_like=True, frozen=True, gc=False):
@@ -324,6 +341,8 @@ Message: TypeAlias = (
     | Buckets | Stack | Gone | Held | LogLines | Relay | Bye | Snap
 )  # fmt: skip
 
+AGENT_OFF: Final = "off"
+"""Reason in the `Bye` of a rank whose agent switched itself off: its training went on."""
 FAILING: Final = "failing"
 """Kind of the note sent before the `Bye` of a failed rank, with its text, in case there is no time for the `Bye`."""
 TOPICS: Final[dict[type[Any], bytes]] = {

@@ -17,7 +17,7 @@ def test_the_path_to_the_data_is_reported_in_full_if_it_is_set():
 
 
 @pytest.mark.parametrize("name", ["TORCH_API_KEY", "NCCL_TOKEN", "TORCH_SECRET", "GLOO_PASSWORD", "TORCH_auth"])
-def test_a_variable_whose_name_sounds_like_a_secret_is_not_told(name):
+def test_a_variable_whose_name_sounds_like_a_secret_is_not_sent(name):
     assert environment({name: "hunter2"}) == {}
 
 

@@ -56,7 +56,7 @@ def test_a_thread_that_waits_is_found_in_the_function_that_waits():
     assert own.line in (first + 1, first + 2)
 
 
-def test_of_a_deep_recursion_the_innermost_calls_are_told():
+def test_of_a_deep_recursion_the_innermost_calls_are_sent():
     with thread_in(deep_down) as thread:
         (stack,) = stacks(thread.ident, everything=False)
 
@@ -77,10 +77,10 @@ def test_all_threads_are_reported_on_request_the_training_one_first_and_the_call
     assert [stack.training for stack in reported].count(True) == 1
 
 
-def test_a_caller_that_trains_itself_is_told():
+def test_a_caller_that_trains_itself_is_marked():
     (stack,) = stacks(threading.get_ident(), everything=False)
 
-    assert "test_a_caller_that_trains_itself_is_told" in functions(stack)
+    assert "test_a_caller_that_trains_itself_is_marked" in functions(stack)
 
 
 def test_a_script_that_an_exception_has_ended_has_the_stack_where_it_was_raised(monkeypatch):

@@ -49,6 +49,7 @@ def make_hello(rank: int = 0, seq: int = 1, **changed) -> wire.Hello:
 
 def make_beat(rank: int = 0, seq: int = 1, **changed) -> wire.Beat:
     fields = {"mono_ns": seq, "step": 0, "phase": 3, "phase_ns": MS, "cpu_percent": 98.0, "rss_bytes": 812 << 20}
+    fields["table_columns"] = len(wire.STEP_COLUMNS)
     return wire.Beat(rank=rank, seq=seq, **{**fields, **changed})
 
 

@@ -180,7 +180,7 @@ if __name__ == "__main__":
 
     for name in COMMANDS:
         import_module(f"ddpwatch.cli.{name}")
-    for name in ("cli._runs", "cli._status_loop", "outputs.headless", "recording.writer", "view.status"):
+    for name in ("cli._follow_run", "cli._status_loop", "outputs.headless", "recording.writer", "view.status"):
         import_module(f"ddpwatch.{name}")
     gc.freeze()  # or each child would look through all of it when it ends
     with socket.socket(fileno=int(sys.argv[1])) as taken:

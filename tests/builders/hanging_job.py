@@ -25,7 +25,7 @@ BATCH = 4
 MIN_BATCHES = 5
 MAX_BATCHES = 40
 HANG_S = 60.0
-JUDGED_STEP = 30
+EVALUATED_STEP = 30
 """By then the waits of some steps are known."""
 
 
@@ -137,7 +137,7 @@ def _skip(_training, side, guilty):
 
 
 def _abort(_training, _side, guilty):
-    """Gloo aborts whoever receives more than it expects, and that is not the guilty one."""
+    """Gloo aborts a rank that receives more than it expects, which is not the guilty one."""
     if not guilty:
         dist.all_reduce(torch.ones(7))
     dist.all_reduce(torch.ones(70_000))
@@ -233,7 +233,7 @@ class Replayed:
 
 
 class Watched:
-    """A job that hangs, and what is said about it."""
+    """A job that hangs, and the findings about it."""
 
     def __init__(self, start, folder, kind, world_size, guilty, timeout_s=1800.0, pause_s=PAUSE_S) -> None:
         self.flag = folder / "flag"
@@ -245,7 +245,7 @@ class Watched:
         self.reported = set()
         """Every rank that was named, and by which rule."""
         self.together = set()
-        """Rules that had named somebody at the same moment."""
+        """Rules that had named a rank at the same moment."""
         self.follower: RunFollower | None = None
 
     def __enter__(self):
@@ -255,7 +255,7 @@ class Watched:
         self.items = source.items
         self.follower = RunFollower(self._run, source=source)
         self._close = closing(self.follower)
-        self.until(lambda: all((rank.step or 0) >= JUDGED_STEP for rank in self.ranks))
+        self.until(lambda: all((rank.step or 0) >= EVALUATED_STEP for rank in self.ranks))
         return self
 
     def __exit__(self, *_):
@@ -270,7 +270,7 @@ class Watched:
         return [alert.finding for alert in self.follower.monitor.book.open.values()]
 
     def named(self):
-        """Findings that name somebody for a hang."""
+        """Findings that name a rank for a hang."""
         return [finding for finding in self.open if finding.rule in NAMING and finding.severity > 0]
 
     def replayed(self):

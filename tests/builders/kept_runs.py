@@ -31,7 +31,7 @@ SECRET = "tcp://10.1.2.3:5555"
 """The address of every rank: no recording may contain it."""
 
 
-class Heard:
+class ReceivedFrames:
     """A source whose frames are all there already; ticks follow, as long as it is asked."""
 
     def __init__(self, frames: list[Frame], ticks_ns: Sequence[int] = ()) -> None:
@@ -81,14 +81,14 @@ def received(name: str, *, later_s: float = 0.0, upto_s: float | None = None) ->
 
 def record(recorder: Recorder, frames: list[Frame], run_id: str = RUN_ID) -> Monitor:
     """Follow the frames and record them, as `attach --record` does; how the run stood at the end."""
-    with closing(RunFollower(run_file(run_id), source=Heard(frames), recorder=recorder)) as follower:
+    with closing(RunFollower(run_file(run_id), source=ReceivedFrames(frames), recorder=recorder)) as follower:
         # By the clock of the frames, and not by that of this machine.
         recorder._due_ns = 0
         follower.advance(0)
         while not follower.idle:
             follower.advance(0)
             follower.drain()
-            while recorder._backlog and not recorder.trouble:
+            while recorder._backlog and not recorder.write_error:
                 # As in real time, where each second is written before the next has come.
                 time.sleep(0.001)
         follower.monitor.evaluate_now()
@@ -105,7 +105,7 @@ def follow(
     recorder: Recorder, frames: list[Frame], run: rundir.RunFile | None = None, ticks_ns: Sequence[int] = ()
 ) -> list[AlertEvent]:
     """Follow the frames to their end and record them, by the clock of this machine; returns the events."""
-    source = Heard(frames, ticks_ns)
+    source = ReceivedFrames(frames, ticks_ns)
     with closing(RunFollower(run or run_file(), source=source, recorder=recorder)) as follower:
         while source.left:
             follower.advance()

@@ -50,7 +50,7 @@ def write_recording(path: Path, *attempts) -> Path:
 
 
 def record_scenario(path: Path, scenario: Scenario, **run) -> Path:
-    """A made-up run as a recording."""
+    """A synthetic run as a recording."""
     hosts = [host_of(scenario, rank) for rank in range(scenario.world_size)]
     return write_recording(path, (make_run(scenario.world_size, **{"hosts": hosts, **run}), frames(scenario)))
 
@@ -93,7 +93,7 @@ def frame(message, at_ns=0):
 
 
 def measured(scenario):
-    """The frames of a made-up run that does not say that it is one."""
+    """The frames of a simulated run that is not marked as simulated."""
     for each in frames(scenario):
         message = wire.decode(each.payload)
         if isinstance(message, wire.Hello):

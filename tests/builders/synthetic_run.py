@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from ddpwatch import wire
 from ddpwatch.core.detectors.context import DetectorContext
+from ddpwatch.core.detectors.engine import RULE_COLUMNS
 from ddpwatch.core.limits import DEFAULTS
 from ddpwatch.core.metrics.baseline import History
 from ddpwatch.core.metrics.window import WINDOW_STEPS, compared_ranks, gather
@@ -42,7 +43,8 @@ def look(state, history=None, limits=DEFAULTS):
     """What a rule is given: the newest steps that all ranks have."""
     lineup = compared_ranks(state)
     newest = min((rank.steps.newest for rank in lineup.compared), default=-1)
-    window = gather(state, lineup.compared, upto=newest, steps=WINDOW_STEPS, first=limits.judge.warmup_steps)
+    first = limits.judge.warmup_steps
+    window = gather(state, lineup.compared, upto=newest, steps=WINDOW_STEPS, first=first, columns=RULE_COLUMNS)
     return DetectorContext(state, window, history or History(), limits, lineup.out_of_step)
 
 

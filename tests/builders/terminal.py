@@ -68,7 +68,7 @@ class Terminal:
         self._tail = b""
         self._read_s = 0.0
         """When the last of what is on the screen was read: drawing it takes pyte a while."""
-        self._heard: bytes | None = None
+        self._output: bytes | None = None
         """What has come since it only listens; None = it draws."""
         self._changed = threading.Condition()
         self._ended = False
@@ -149,16 +149,16 @@ class Terminal:
             return max(began_s, self._read_s)
 
     def only_listen(self) -> None:
-        """From now on draw nothing: that takes pyte longer than any terminal, and a core. Forget what was heard."""
+        """From now on draw nothing: that takes pyte longer than any terminal, and a core. Forget earlier output."""
         with self._changed:
-            self._heard = b""
+            self._output = b""
 
     def wait_for_bytes(self, wanted: bytes, timeout_s: float = 30.0) -> float:
         """When these were read, on the monotonic clock, of what came since it only listens."""
         deadline_s = time.monotonic() + timeout_s
         with self._changed:
-            assert self._heard is not None
-            while wanted not in self._heard:
+            assert self._output is not None
+            while wanted not in self._output:
                 left_s = deadline_s - time.monotonic()
                 assert left_s > 0, f"waited for {wanted!r}: nothing within {timeout_s} s"
                 assert not self._ended, f"waited for {wanted!r}: the program has ended"
@@ -166,7 +166,7 @@ class Terminal:
             return self._read_s
 
     def resize(self, columns: int, rows: int) -> None:
-        """Change the terminal's size; the kernel tells the program."""
+        """Change the terminal's size; the kernel signals the program."""
         with self._changed:
             self._screen.resize(rows, columns)
         self._set_size(columns, rows)
@@ -204,17 +204,17 @@ class Terminal:
             try:
                 data = os.read(self._main, 65536) if self._main in ready else b""
             except OSError:
-                # How Linux says that nobody has the other end any more.
+                # On Linux this means that the other end is closed.
                 data = b""
             read_s = time.monotonic()
             with self._changed:
                 self.bytes_read += len(data)
                 if data:
                     self._read_s = read_s
-                    if self._heard is None:
+                    if self._output is None:
                         self._feed(data)
                     else:
-                        self._heard = (self._heard + data)[-_MAX_OUTPUT_BYTES:]
+                        self._output = (self._output + data)[-_MAX_OUTPUT_BYTES:]
                 else:
                     self._ended = True
                 self._changed.notify_all()

@@ -25,7 +25,7 @@ def window(phases_ms, first=1, steps=50, world=None, hosts=None, samples=32):
 
 FAST = (1, 8, 16, 12, 2, 1)
 SLOW = (1, 8, 26, 2, 2, 1)
-"""Ten milliseconds longer in backward: the others wait so long, and 2 ms are the wire's. A step has 40 ms."""
+"""Ten milliseconds longer in backward, in which the others wait; 2 ms are wire. A step takes 40 ms."""
 
 
 def aggregate_of(*windows, ranks=4):
@@ -36,7 +36,7 @@ def aggregate_of(*windows, ranks=4):
 
 
 def window_from_phases(phases_ns, *, samples=32, first=20, world_size=None):
-    """Made-up steps as a window; `phases_ns` is (rank, phase, step)."""
+    """Synthetic steps as a window; `phases_ns` is (rank, phase, step)."""
     ranks, _, steps = phases_ns.shape
     table = np.zeros((ranks, len(COLUMNS), steps), dtype=np.int64)
     table[:, COLUMN["data_ns"] : COLUMN["data_ns"] + 6] = phases_ns

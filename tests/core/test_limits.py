@@ -132,15 +132,27 @@ METHOD_OR_LAYOUT = {
     "alerts.model.KEPT_EVENTS",
     "alerts.recorded.MAX_EVIDENCE",
     "alerts.recorded.MAX_RANKS",
-    "alerts.recorded.MOST",
+    "alerts.recorded.MAX_NUMBER",
     "alerts.severity.COST_STEP",
+    "compare.bootstrap.BLOCK_RESAMPLES",
+    "compare.bootstrap.MAX_ROWS",
+    "compare.bootstrap.RESAMPLES",
+    "compare.bootstrap.SEED",
+    "compare.bootstrap.STRETCH_STEPS",
+    "compare.random_walk_interval.BLOCKS_FREEDOM",
+    "compare.random_walk_interval.COSINES",
+    "compare.random_walk_interval.FAR_PARTS",
+    "compare.random_walk_interval.LONG_BLOCKS",
+    "compare.random_walk_interval.MAX_PARTS",
+    "compare.random_walk_interval.MIN_PART_STEPS",
+    "compare.random_walk_interval.STEADY",
 }
 """Numbers beside their use: constants of a method or an order, text lengths, bounds of memory and of input."""
 
 
 def test_every_number_that_decides_is_a_limit():
     found = set()
-    for package in ("detectors", "diagnosis", "alerts"):
+    for package in ("detectors", "diagnosis", "alerts", "compare"):
         for path in (Path(module.__file__).parent / package).glob("*.py"):
             for node in ast.parse(path.read_text()).body:
                 if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and _is_number(node.value):

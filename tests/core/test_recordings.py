@@ -23,7 +23,7 @@ from tests.recordings.make import (
     events_of,
     monitor_of,
     read,
-    told_of,
+    reported_in,
 )
 
 
@@ -115,7 +115,7 @@ def test_there_is_a_recording_of_every_way_to_hang():
 
 @pytest.mark.parametrize("kind", sorted(HUNG))
 def test_a_recorded_hang_leads_to_the_same_alerts(kind):
-    reported = told_of(read(HANGS / f"{kind}.msgpack.gz"), HUNG_WORLD)
+    reported = reported_in(read(HANGS / f"{kind}.msgpack.gz"), HUNG_WORLD)
 
     assert reported == json.loads(REPORTED.read_text())[kind]
     assert {tuple(ranks) for _, ranks in reported} == {(0,) if kind == "save" else (HUNG_WORLD - 1,)}

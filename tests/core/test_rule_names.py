@@ -1,4 +1,4 @@
-"""Rule names: one constant each, used by all modules."""
+"""Rules: one constant each for the name, used by all modules; a row in the README and a test file of their own."""
 
 from __future__ import annotations
 
@@ -10,19 +10,34 @@ from ddpwatch.core import rule_names as rules
 from ddpwatch.core.detectors import DETECTORS
 
 PACKAGE = Path(ddpwatch.__file__).parent
+NAMES = [detector.rule for detector in DETECTORS]
 ORDINARY = {"memory", "drift", "slowdown", "timeout"}
 """Names that are also words of other vocabularies."""
 
 
 def test_every_detector_has_a_name_of_the_list_and_every_name_a_detector():
-    names = {detector.rule for detector in DETECTORS}
+    listed = [value for name, value in vars(rules).items() if name.isupper() and isinstance(value, str)]
 
-    assert {value for name, value in vars(rules).items() if name.isupper() and isinstance(value, str)} == names
-    assert names >= rules.STOPPING | rules.WAITING
+    assert sorted(listed) == sorted(NAMES)
+    assert len(set(listed)) == len(listed)
+    assert set(NAMES) >= rules.STOPPING | rules.WAITING
+
+
+def test_every_rule_has_a_row_in_the_readme():
+    table = (PACKAGE.parent / "README.md").read_text().partition("| rule | what it finds |")[2].partition("\n\n")[0]
+    rules_of_rows = " ".join(row.split("|")[1] for row in table.splitlines()[2:])
+
+    assert [name for name in NAMES if f"`{name}`" not in rules_of_rows] == []
+
+
+def test_every_rule_has_a_test_file_of_its_own():
+    folder = Path(__file__).parent / "detectors"
+
+    assert [name for name in NAMES if not (folder / f"test_{name.replace('-', '_')}.py").exists()] == []
 
 
 def test_no_other_module_spells_the_name_of_a_rule():
-    names = {detector.rule for detector in DETECTORS} - ORDINARY
+    names = set(NAMES) - ORDINARY
     spelled = [
         f"{path.relative_to(PACKAGE)}:{node.lineno} {node.value}"
         for path in sorted(PACKAGE.rglob("*.py"))

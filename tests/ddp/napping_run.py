@@ -10,7 +10,7 @@ import ddpwatch.agent
 from tests.builders.training import loader, make, train_step
 
 BASE_S = 0.027
-"""Every rank sleeps so long in each step: it is long without needing a core for each of them."""
+"""Seconds that every rank sleeps in each step, which makes steps long without a core for each rank."""
 MAX_STEPS = 3000
 
 

@@ -73,7 +73,7 @@ def test_worker_processes_have_no_agent_and_their_batches_are_data_time(pool, me
         assert {reported.workers for reported in snap.loaders} <= {1, 2}
 
 
-def told_loaders(rank, world_size):
+def reported_loaders(rank, world_size):
     """One pass over each kind of loader; returns what was reported, by name."""
     model, optimizer = make()
     agent = ddpwatch.agent.install(model)
@@ -123,8 +123,8 @@ class Odd:
         raise AttributeError("ask later")
 
 
-def test_a_loaders_sampler_epoch_and_size_are_told(pool):
-    for rank, reported in enumerate(pool.run(told_loaders, 2)):
+def test_a_loaders_sampler_epoch_and_size_are_reported(pool):
+    for rank, reported in enumerate(pool.run(reported_loaders, 2)):
         for epoch in range(2):
             message = reported["distributed", epoch]
             assert (message.sampler, message.distributed, message.replicas) == ("DistributedSampler", True, 2), rank

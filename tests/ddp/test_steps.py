@@ -136,8 +136,10 @@ def gan_that_shows_its_batches_often(rank, world_size, *, passes):
     """A discriminator sees real and fake samples, then the fake ones again; there is no DataLoader."""
     torch.manual_seed(1)
     generator, critic = (DistributedDataParallel(nn.Linear(8, 8)) for _ in range(2))
-    learns, judges = (torch.optim.SGD(model.parameters(), lr=0.01) for model in (generator, critic))
-    agent = ddpwatch.agent.install(generator, optimizer=learns)
+    generator_optimizer, critic_optimizer = (
+        torch.optim.SGD(model.parameters(), lr=0.01) for model in (generator, critic)
+    )
+    agent = ddpwatch.agent.install(generator, optimizer=generator_optimizer)
     ddpwatch.agent.install(critic)
     for _ in range(3):
         fake = generator(BATCH)
@@ -146,9 +148,9 @@ def gan_that_shows_its_batches_often(rank, world_size, *, passes):
             losses = [sum(losses)]
         for loss in losses:
             loss.backward()
-        judges.step()
+        critic_optimizer.step()
         critic(fake).square().mean().backward()
-        learns.step()
+        generator_optimizer.step()
     return [(step.samples, step.batch) for step in snapshot(agent).steps]
 
 

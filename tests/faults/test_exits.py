@@ -145,7 +145,7 @@ def test_a_killed_process_that_was_not_reaped_is_dead(start, run_dir, tmp_path):
 
 
 def trains_until(flag):
-    publisher.FLUSH_S = 0.001  # hundreds of messages a second fill every queue soon
+    wire.beat_ns = lambda _world_size: 1_000_000  # hundreds of messages a second fill every queue soon
     training = Training()
     training.steps_until(flag, pause_s=0.001)
     print("complete:", training.agent._recorder.index == training.taken)

@@ -32,7 +32,7 @@ def trains(rank, store, flag):
     Training(DistributedDataParallel).steps_until(flag)
 
 
-def raises_when_told(rank, store, flag):
+def raises_on_flag(rank, store, flag):
     trains(rank, store, flag)
     raise ValueError("the user's own")
 
@@ -40,7 +40,7 @@ def raises_when_told(rank, store, flag):
 DYING = """
 import mmap, os, signal, struct, sys
 from ddpwatch.cli import main
-from ddpwatch.recording.storage import RecordingFile
+from ddpwatch.recording.sqlite_store import RecordingFile
 
 with open(sys.argv[1], "r+b") as file:
     stamp = mmap.mmap(file.fileno(), 16)
@@ -94,7 +94,7 @@ def test_a_real_run_with_a_fault_is_read_back_as_it_was_reported(start, run_dir,
     """The recorder is killed in the middle and another goes on with the file; then a rank raises."""
     file = tmp_path / "run.ddpw"
     start(trains, 0, tmp_path / "store", tmp_path / "never")
-    start(raises_when_told, 1, tmp_path / "store", tmp_path / "flag")
+    start(raises_on_flag, 1, tmp_path / "store", tmp_path / "flag")
     wait_for(lambda: any(len(run.endpoints) == 2 for run in rundir.scan(run_dir)[0]))
 
     stamp = tmp_path / "stamp"

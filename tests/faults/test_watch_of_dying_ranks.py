@@ -215,7 +215,7 @@ def test_data_of_unknown_length_that_ends_early_is_one_alert_also_when_the_other
 
 
 def leaves_one_out(rank, store, flag):
-    """Gloo aborts whoever receives more than it expects; the script is wrong on rank 1."""
+    """Gloo aborts a rank that receives more than it expects; the script is wrong on rank 1."""
     trains_until(rank, store, flag)
     if rank != 1:
         dist.all_reduce(torch.ones(7))

@@ -23,11 +23,11 @@ def history(rank, upto, world, at_ns=0):
     return frame(make_snap(rank, 10 + upto, steps, make_hello(rank, 1, world_size=world), beat), at_ns)
 
 
-def readout_of(path, frames, world):
+def read_steps(path, frames, world):
     record(path, frames, world, run=make_run(world))
     with closing(Recording(path)) as recorded:
-        readout = StepReader(recorded, recorded.attempts[0])
-        return readout, list(readout.windows(unusual=True))
+        reader = StepReader(recorded, recorded.attempts[0])
+        return reader, list(reader.windows(unusual=True))
 
 
 def steps_of(windows):
@@ -49,11 +49,11 @@ def test_steps_between_two_recorders_are_read_from_later_histories(tmp_path, gap
         upto = again + before * (rank + 1)
         place = (upto - again) * world + rank
         coming.insert(place, history(rank, upto, world, 9 * S))
-    readout, windows = readout_of(tmp_path / "again.ddpw", [*frames, *coming], world)
+    reader, windows = read_steps(tmp_path / "again.ddpw", [*frames, *coming], world)
 
     first = again + before * world - KEPT + 1
     assert steps_of(windows) == [*range(killed), *range(max(killed, first), end)]
-    assert readout.skipped == max(0, first - killed)
+    assert reader.skipped == max(0, first - killed)
     assert all(window.complete for window in windows)
 
 
@@ -68,10 +68,10 @@ def test_steps_missing_everywhere_are_skipped_and_later_ones_read(tmp_path):
         for n in range(len(part))
         for rank in range(world)
     ]
-    readout, windows = readout_of(tmp_path / "gaps.ddpw", frames, world)
+    reader, windows = read_steps(tmp_path / "gaps.ddpw", frames, world)
 
     assert steps_of(windows) == [0, *(index for part in parts for index in part)]
-    assert readout.skipped == 100_000_000 - 900 + 20
+    assert reader.skipped == 100_000_000 - 900 + 20
 
 
 def test_histories_of_a_host_that_came_back_are_aligned_with_the_others(tmp_path):
@@ -86,7 +86,7 @@ def test_histories_of_a_host_that_came_back_are_aligned_with_the_others(tmp_path
             frames.append(live(rank, index, at_ns[index]))
             if rank in away and index == back + 12 * (rank - 1):
                 frames.append(history(rank, index, world, at_ns[index]))
-    _, windows = readout_of(tmp_path / "away.ddpw", frames, world)
+    _, windows = read_steps(tmp_path / "away.ddpw", frames, world)
 
     assert steps_of(windows) == [*range(end)]
     assert all(window.complete for window in windows)
@@ -102,7 +102,7 @@ def test_a_host_that_stays_away_does_not_block_the_others(tmp_path, gone):
         for rank in range(world)
         if rank < 2 or index < gone
     ]
-    _, windows = readout_of(tmp_path / "gone.ddpw", frames, world)
+    _, windows = read_steps(tmp_path / "gone.ddpw", frames, world)
 
     assert steps_of(windows) == [*range(end)]
     assert steps_of(window for window in windows if window.complete) == [*range(gone)]
@@ -119,9 +119,9 @@ def test_fast_steps_are_not_overwritten_between_two_checks(tmp_path):
         frames.append(frame(make_beat(0, number + 11, step=come[-1].index + 1, steps=come)))
     record(tmp_path / "fast.ddpw", frames, 1, run=make_run(1))
     with closing(Recording(tmp_path / "fast.ddpw")) as recorded:
-        readout = StepReader(recorded, recorded.attempts[0])
+        reader = StepReader(recorded, recorded.attempts[0])
         # As in a recording that is sixteen times as long.
-        readout.frames *= 16
-        windows = list(readout.windows(unusual=True))
+        reader.frames *= 16
+        windows = list(reader.windows(unusual=True))
 
     assert steps_of(windows) == [*range(count * each + 1)]

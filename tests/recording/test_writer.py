@@ -20,7 +20,6 @@ from ddpwatch.core.metrics.live_metrics import measure
 from ddpwatch.core.monitor import Monitor
 from ddpwatch.core.state.run import MAX_EXPECTED, RunState
 from ddpwatch.core.state.state_checkpoint import CHECKPOINT_STEPS, checkpoint_messages
-from ddpwatch.core.state.step_store import COLUMNS
 from ddpwatch.errors import UsageError
 from ddpwatch.recording import sqlite_store as retention
 from ddpwatch.recording import writer as recorder_module
@@ -105,14 +104,14 @@ def test_a_replay_evaluates_like_the_live_run_and_has_its_recorded_alerts(path, 
 
     recording = recorded()
     (attempt,) = recording.attempts
-    judged, recalled = (
+    evaluated, recalled = (
         Monitor(attempt.new_state()),
         Monitor(attempt.new_state(), engine=RecordedAlerts(reported(recording, attempt))),
     )
     for entry in recording.entries(attempt):
-        judged.ingest(entry.payload, entry.at_ns)
+        evaluated.ingest(entry.payload, entry.at_ns)
         recalled.ingest(entry.payload, entry.at_ns)
-    for monitor in (judged, recalled):
+    for monitor in (evaluated, recalled):
         monitor.tick(attempt.last_ns)
         monitor.evaluate_now()
     with_worst = recalled.book.drain()
@@ -120,7 +119,7 @@ def test_a_replay_evaluates_like_the_live_run_and_has_its_recorded_alerts(path, 
     assert live
     # A live run evaluates once all histories have arrived, and rules by time may change a moment later.
     opened = [event for event in outline(live) if event[0] == "opened"]
-    assert [event for event in outline(judged.book.drain()) if event[0] == "opened"] == opened
+    assert [event for event in outline(evaluated.book.drain()) if event[0] == "opened"] == opened
     assert outline(with_worst) == outline(live)
     assert [event.alert.finding for event in with_worst] == [event.alert.finding for event in live]
     assert set(recalled.book.open) == {event.alert.key for event in live if event.kind == "opened"} - {
@@ -174,7 +173,6 @@ def test_a_checkpoint_brings_an_empty_state_to_its_moment(path, recorded):
 
 
 def test_an_unexpected_rank_has_its_steps_in_its_message():
-    assert tuple(field.name for field in msgspec.structs.fields(wire.Step))[: len(COLUMNS)] == COLUMNS
     late, beyond = MAX_EXPECTED, MAX_EXPECTED + 8
     state = RunState(RUN_ID, "demo", beyond)
     for frame in real_frames():
@@ -401,10 +399,10 @@ def test_retention_by_age_keeps_a_readable_rest(path, recorded, monkeypatch):
     assert 120 * S <= attempt.last_ns - attempt.first_ns < 200 * S
     begin = recording.checkpoint(attempt, attempt.first_ns)
     assert begin is not None
-    readout = StepReader(recording, attempt)
-    windows = list(readout.windows(unusual=True))
+    reader = StepReader(recording, attempt)
+    windows = list(reader.windows(unusual=True))
     assert sum(len(window) for window in windows) >= 120
-    assert all(rank.hello is not None and rank.lost == 0 for rank in readout.state.ranks.values())
+    assert all(rank.hello is not None and rank.lost == 0 for rank in reader.state.ranks.values())
 
 
 def test_retention_by_size_shrinks_the_file(path, recorded, monkeypatch):
@@ -447,11 +445,11 @@ def test_a_full_disk_is_reported_once_and_the_gap_is_counted(path, recorded, mon
         for first in range(80, 640, 20):
             # By portions: a single one would fit into the rest of the last page.
             follow(recorder, frames[first : first + 20])
-            wait_for(lambda: recorder.trouble or not recorder._backlog)
-        assert recorder.trouble
+            wait_for(lambda: recorder.write_error or not recorder._backlog)
+        assert recorder.write_error
         assert recorder.dropped_frames
         database.execute("PRAGMA max_page_count = 1000000")
-        wait_for(lambda: not recorder.trouble and not recorder._backlog)
+        wait_for(lambda: not recorder.write_error and not recorder._backlog)
         monkeypatch.setattr(recorder_module, "BACKLOG_BYTES", 64 << 20)
         follow(recorder, frames[640:])
 

@@ -1,4 +1,4 @@
-"""Recordings of real runs, for tests that need no torch: four gloo ranks, heard over their real sockets.
+"""Recordings of real runs, for tests that need no torch: four gloo ranks, received over their real sockets.
 
     python -m tests.recordings.make                    # record all runs anew, and write what is found in them
     python -m tests.recordings.make slow-backward      # only this one
@@ -42,7 +42,7 @@ WORLD = 4
 SLOW_RANK = 2
 HANG = "hang"
 HANGS = HERE / "hangs"
-REPORTED = HANGS / "told.json"
+REPORTED = HANGS / "reported.json"
 NAMING = frozenset({"stall", "desync", "rank-lost", "rank-failed", "uneven-batch", "timeout"})
 """Rules that name a rank for a hang or an end."""
 RUNS = {"slow-backward": SLOW_RANK, "healthy": -1, HANG: SLOW_RANK}
@@ -85,7 +85,7 @@ def record_hang() -> list[Frame]:
         command = [sys.executable, str(HERE / "train.py")]
         ranks = [subprocess.Popen([*command, str(rank), str(WORLD), f"{folder}/store"]) for rank in range(WORLD)]
         try:
-            source = _Heard(Live(_started()), frames)
+            source = _Received(Live(_started()), frames)
             with closing(RunFollower(source.run, source=source)) as follower:
                 reported_ns = 0
                 while not reported_ns or follower.advance() < reported_ns + HANG_S * 1e9:
@@ -110,7 +110,7 @@ def _started() -> rundir.RunFile:
     raise SystemExit("the run did not start")
 
 
-class _Heard:
+class _Received:
     """A source that keeps what comes, without a trace of this machine."""
 
     def __init__(self, live: Live, frames: list[Frame]) -> None:
@@ -170,7 +170,7 @@ def monitor_of(frames: list[Frame]) -> Monitor:
     return monitor
 
 
-def told_of(frames: list[Frame], world_size: int) -> list[list]:
+def reported_in(frames: list[Frame], world_size: int) -> list[list]:
     """The ranks named for a hang or an end when the frames are replayed, and by which rule: each once."""
     monitor = Monitor(RunState(RUN_ID, "hang", world_size))
     for frame in frames:

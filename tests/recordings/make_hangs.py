@@ -3,9 +3,9 @@
     python -m tests.recordings.make_hangs              # record all of them anew
     python -m tests.recordings.make_hangs sleep save   # only these
 
-Each is watched as a viewer would, for some time beyond the moment that somebody is named. One that does not name the
+Each is watched as a viewer would, for some time beyond the moment that a rank is named. One that does not name the
 right rank, or gives other alerts when it is read again, is not kept. Files are as in `make.py`; the alerts, by
-kind, is in `reported.json`.
+kind, are in `reported.json`.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from ddpwatch import wire
 from ddpwatch.sources.frames import Frame
 from tests.builders.hanging_job import Watched
 from tests.builders.zygote import Zygote
-from tests.recordings.make import HANGS, REPORTED, anonymous, read, told_of, write
+from tests.recordings.make import HANGS, REPORTED, anonymous, read, reported_in, write
 
 KINDS = ("sleep", "stop", "kill", "raise", "mismatch", "skip", "abort", "data", "save", "side group", "lock")
 WORLD = 3
 LONGER_NS = 3_000_000_000
-"""So long it is recorded after somebody was named: the stack comes a little later, and so do consequences."""
+"""Time in ns that is recorded after a rank was named: stacks and secondary failures come a little later."""
 MAX_BYTES = 60_000
 
 
@@ -62,9 +62,9 @@ def main() -> None:
             path = HANGS / f"{kind.replace(' ', '-')}.msgpack.gz"
             guilty = 0 if kind == "save" else WORLD - 1
             write(path, record(zygote, kind, guilty), MAX_BYTES)
-            reported[path.name.partition(".")[0]] = told_of(read(path), WORLD)
-            print(f"{path.name}: {path.stat().st_size} bytes, {told_of(read(path), WORLD)}", flush=True)
-            if {tuple(ranks) for _, ranks in told_of(read(path), WORLD)} != {(guilty,)}:
+            reported[path.name.partition(".")[0]] = reported_in(read(path), WORLD)
+            print(f"{path.name}: {path.stat().st_size} bytes, {reported_in(read(path), WORLD)}", flush=True)
+            if {tuple(ranks) for _, ranks in reported_in(read(path), WORLD)} != {(guilty,)}:
                 raise SystemExit("which is not what was reported at the time")
     finally:
         zygote.close()

@@ -31,7 +31,7 @@ from ddpwatch.sources.frames import Frame
 from ddpwatch.view.run_view import current_view
 from ddpwatch.view.status import status_object
 from tests.builders.fake_rank import make_beat, make_gpus, make_hello, make_snap, make_step
-from tests.builders.kept_runs import SECOND_NS, UNIX_NS, Heard, received, record, recorder_at, run_file, tape
+from tests.builders.kept_runs import SECOND_NS, UNIX_NS, ReceivedFrames, received, record, recorder_at, run_file, tape
 from tests.builders.recordings import frame as made_up_frame
 from tests.builders.recordings import measured
 from tests.builders.recordings import record as made_up
@@ -125,7 +125,7 @@ def test_the_text_of_an_alert_between_two_events_is_that_of_the_live_run(tmp_pat
             hand_on(now_ns, anyway=anyway)
 
         recorder._enqueue = look
-        with closing(RunFollower(run_file(), source=Heard(frames), recorder=recorder)) as follower:
+        with closing(RunFollower(run_file(), source=ReceivedFrames(frames), recorder=recorder)) as follower:
             recorder._due_ns = 0
             follower.advance(0)
             while not follower.idle:

@@ -4,11 +4,12 @@ import numpy as np
 import pytest
 
 from ddpwatch import wire
+from ddpwatch.cli.demo import MAX_SIMULATED
 from ddpwatch.core.limits import EvaluationLimits, Limits
 from ddpwatch.core.monitor import Monitor
 from ddpwatch.core.state.run import RunState
 from ddpwatch.simulator.scenario import Fault, Segment
-from ddpwatch.simulator.source import MAX_BEHIND_NS, SimulatedSource
+from ddpwatch.simulator.source import MAX_BEHIND_NS, MAX_RANKS, SimulatedSource
 from ddpwatch.simulator.workload import SimulatedRun
 from ddpwatch.sources.frames import Frame, Tick
 from tests.builders.fake_rank import steps_of
@@ -238,3 +239,7 @@ def test_a_snapshot_in_the_middle_joins_the_stream():
 def test_invalid_world_sizes_and_speeds_are_refused(world_size, speed):
     with pytest.raises(ValueError, match="simulated run"):
         SimulatedSource(world_size, speed=speed)
+
+
+def test_the_demo_offers_as_many_ranks_as_can_be_simulated():
+    assert MAX_SIMULATED == MAX_RANKS

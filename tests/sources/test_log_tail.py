@@ -218,9 +218,9 @@ def test_pipes_and_directories_are_rejected_once_without_blocking(tmp_path, foll
     tail = follow(tmp_path / "*", "/dev/null")
 
     assert [tail.poll() for _ in range(3)] == [[], [], []]
-    assert len(tail.troubles) == 4
-    assert any("folder is a directory" in trouble for trouble in tail.troubles)
-    assert any("pipe is a pipe" in trouble for trouble in tail.troubles)
+    assert len(tail.errors) == 4
+    assert any("folder is a directory" in error for error in tail.errors)
+    assert any("pipe is a pipe" in error for error in tail.errors)
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
@@ -231,8 +231,8 @@ def test_an_unreadable_file_is_reported_once(tmp_path, follow):
     tail = follow(log)
 
     assert [tail.poll(), tail.poll()] == [[], []]
-    assert len(tail.troubles) == 1
-    assert "Permission denied" in tail.troubles[0]
+    assert len(tail.errors) == 1
+    assert "Permission denied" in tail.errors[0]
     log.chmod(0o600)
     assert tail.poll()[0].texts == ["one"]
 
@@ -242,7 +242,7 @@ def test_a_read_error_is_reported_once(tmp_path, follow):
     tail = follow("/proc/self/mem", tmp_path / "a.log")
 
     assert [lines.texts for _ in range(3) for lines in tail.poll()] == [["one"]]
-    assert [trouble.partition(":")[0] for trouble in tail.troubles] == ["/proc/self/mem cannot be read any more"]
+    assert [error.partition(":")[0] for error in tail.errors] == ["/proc/self/mem cannot be read any more"]
 
 
 def test_a_file_with_two_names_is_read_once(tmp_path, follow):

@@ -1,7 +1,8 @@
-"""The exit of a process becomes a frame: once, after all its messages, and only on this node."""
+"""The exit of a process becomes a frame: once, after all its messages, and only on this node, with its OOM kill."""
 
 from __future__ import annotations
 
+import os
 import signal
 import time
 from contextlib import closing
@@ -14,6 +15,7 @@ from ddpwatch.sources import live
 from ddpwatch.sources import processes as departures
 from ddpwatch.sources.frames import Frame
 from ddpwatch.sources.live import Live
+from ddpwatch.sources.processes import events_file, oom_kills
 from tests.builders.fake_rank import FakeRun
 from tests.sources.victims import belonging_to, victim_process
 
@@ -175,3 +177,36 @@ def test_an_exit_is_seen_at_once_with_its_exit_code(run_dir, victim, reaped, mon
 
     assert reported.exit_code in ({-signal.SIGKILL, None} if reaped else {-signal.SIGKILL})
     assert reported.ago_ns >= live.GRACE_NS, "the moment is that of the end, not that of the word"
+
+
+@pytest.fixture
+def host(tmp_path):
+    """A host with one process in one cgroup."""
+
+    def write(cgroup, events=None):
+        (tmp_path / "proc/42").mkdir(parents=True)
+        (tmp_path / "proc/42/cgroup").write_bytes(cgroup)
+        if events is not None:
+            (tmp_path / "cgroup/job/rank").mkdir(parents=True)
+            (tmp_path / "cgroup/job/rank/memory.events").write_text(events)
+        return events_file(42, proc=tmp_path / "proc", cgroups=tmp_path / "cgroup")
+
+    return write
+
+
+def test_kills_are_counted(host):
+    assert oom_kills(host(b"0::/job/rank\n", "low 0\nhigh 0\nmax 12\noom 3\noom_kill 2\noom_group_kill 0\n")) == 2
+
+
+@pytest.mark.parametrize("cgroup", [b"", b"12:memory:/job\n1:name=systemd:/job\n", b"0::/../../etc\n", b"\xff\xfe::\n"])
+def test_nothing_is_counted_without_a_cgroup(host, cgroup):
+    assert oom_kills(host(cgroup)) == 0
+
+
+@pytest.mark.parametrize("events", [None, "", "oom_kill\n", "oom_kill many\n"])
+def test_unreadable_events_count_as_none(host, events):
+    assert oom_kills(host(b"0::/job/rank\n", events)) == 0
+
+
+def test_a_real_process_has_a_count():
+    assert oom_kills(events_file(os.getpid())) >= 0

@@ -240,7 +240,7 @@ def buckets_of(follower: Played) -> list[wire.Buckets]:
 
 
 def hung(follower: Played, missing: int) -> list[wire.Beat]:
-    """What the ranks tell when all of them have waited for one for some seconds."""
+    """Heartbeats of the ranks after all of them have waited for one for some seconds."""
     ranks = follower.monitor.state.ranks
     beats = []
     for number, rank in ranks.items():

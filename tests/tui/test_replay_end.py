@@ -21,7 +21,7 @@ from ddpwatch.tui.replay_feed import ReplayFeed
 from ddpwatch.view.cells import plain
 from ddpwatch.view.header import header_line
 from ddpwatch.view.summary import summary_lines
-from tests.builders.kept_runs import Heard, received, record, recorder_at, run_file
+from tests.builders.kept_runs import ReceivedFrames, received, record, recorder_at, run_file
 from tests.builders.scenario_frames import frames
 
 MAX_S = 60.0
@@ -48,7 +48,7 @@ def lived(tmp_path_factory):
     byes = [wire.Bye(rank=rank, seq=number, reason="exit", text="", mono_ns=1) for rank in range(4)]
     reported += [Frame(b"event", wire.encode(bye), last_ns) for bye in byes]
     with closing(recorder_at(path)) as recorder:
-        follower = RunFollower(run_file(), source=Heard(reported), recorder=recorder)
+        follower = RunFollower(run_file(), source=ReceivedFrames(reported), recorder=recorder)
         recorder._due_ns = 0
         with closing(Feed(DEFAULTS, follows=follower, find=None, recorder=recorder)) as feed:
             while not feed.ended:

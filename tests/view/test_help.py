@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 
 from ddpwatch.view.charts.phase_bar import PIECES
 from ddpwatch.view.glossary import GLOSSARY
+from ddpwatch.view.gpus.columns import SORT_KEYS as GPU_SORT_KEYS
 from ddpwatch.view.help import help_lines
-from ddpwatch.view.ranks.columns import SORT_KEYS
+from ddpwatch.view.ranks.columns import SORT_KEYS as RANK_SORT_KEYS
 from tests.view.pages import assert_fits, page, texts, widths
 
 KEYS = [("1-6", "screens"), ("enter", "page of the selected rank"), ("?", "this help"), ("q", "quit")]
@@ -41,9 +42,9 @@ def test_no_term_is_explained_twice():
     assert len(TERMS) == sum(map(len, GLOSSARY.values()))
 
 
-def test_the_columns_of_the_rank_table_are_explained():
+def test_the_columns_of_the_rank_and_the_gpu_table_are_explained():
     known = {word.strip().casefold() for term in TERMS for word in term.split(",")}
-    titles = {title.casefold().replace("%", " %") for title in SORT_KEYS}
+    titles = {title.casefold().replace("%", " %") for title in (*RANK_SORT_KEYS, *GPU_SORT_KEYS)}
 
     assert titles - known <= {"rank", "host", "pid", "state"}
 

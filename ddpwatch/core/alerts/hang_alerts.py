@@ -21,8 +21,8 @@ WAITING: Final = "waiting"
 """Key of the evidence that names the waiting ranks."""
 WAITED: Final = "waiting_s"
 """Key of the evidence for the longest wait, in seconds."""
-AGENT_OFF: Final = "off"
-"""Reason in the goodbye of a rank whose agent switched itself off: its training went on."""
+SPECIFIC_FIRST: Final = (rules.UNEVEN_BATCH, rules.DESYNC, rules.STALL, rules.TIMEOUT)
+"""Rules about hangs that go on, the most specific first."""
 
 
 @dataclass(frozen=True)
@@ -60,11 +60,23 @@ def is_over(state: RunState, alert: Alert) -> bool:
     return is_hang(alert.finding) and (has_progressed(state, alert) or _ended_well(state))
 
 
+def goes_on(state: RunState, alert: Alert) -> bool:
+    """Whether an open alert is about a wait that the run has not come out of."""
+    return alert.closed is None and is_suspect(alert.finding) and not (alert.stale or is_over(state, alert))
+
+
+def current_hang(state: RunState, alerts: Iterable[Alert]) -> Alert | None:
+    """The most specific alert on the hang that the run is in; None = it is in none, or has ended."""
+    found = [alert for alert in alerts if is_hang(alert.finding) and goes_on(state, alert)]
+    if not found or state.run_condition() == "ended":
+        return None
+    return min(found, key=lambda alert: SPECIFIC_FIRST.index(alert.finding.rule))
+
+
 def _ended_well(state: RunState) -> bool:
     """Whether every rank has said goodbye, and how its training ended is known."""
-    ranks = state.ranks.values()
-    byes = [rank.bye for rank in ranks if rank.bye is not None and state.condition(rank) == "ended"]
-    return len(byes) == max(len(ranks), state.world_size) and all(bye.reason != AGENT_OFF for bye in byes)
+    ended = [rank for rank in state.ranks.values() if state.condition(rank) == "ended" and not rank.agent_off]
+    return len(ended) == max(len(state.ranks), state.world_size)
 
 
 def last_hang(state: RunState, alerts: Iterable[Alert]) -> Hang | None:

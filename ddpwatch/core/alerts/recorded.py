@@ -20,9 +20,11 @@ if TYPE_CHECKING:
     from ddpwatch.core.state.run import RunState
 
 MAX_EVIDENCE: Final = 64
+"""Entries of evidence in one alert."""
 MAX_RANKS: Final = 2**20
-MOST: Final = 2**62
-"""Upper bound of every number in an alert; NaN fails the comparison, too."""
+"""Upper bound of rank numbers, and of ranks in one alert, as in `wire.Rank`."""
+MAX_NUMBER: Final = 2**62
+"""Exclusive bound of every number in an alert; NaN fails the comparison, too."""
 
 
 class _Texts(Struct, tag="alerts", tag_field="t"):
@@ -111,7 +113,7 @@ class RecordedAlerts:
     @property
     def due_ns(self) -> int:
         """Time of the next event or evaluation."""
-        reported_ns = self._events[self._next][0] if self._next < len(self._events) else MOST
+        reported_ns = self._events[self._next][0] if self._next < len(self._events) else MAX_NUMBER
         return min(reported_ns, self._due_ns) if self.book.open else reported_ns
 
     @property
@@ -178,8 +180,10 @@ def _is_possible(alert: Alert) -> bool:
     moments = [moment for moment in (alert.since, alert.last, alert.closed, alert.seen) if moment is not None]
     return (
         all(_is_sound(finding) for finding in (alert.finding, alert.worst) if finding is not None)
-        and 0 <= alert.waited_ns < MOST
-        and all(0 <= time < MOST for moment in moments for time in (moment.now_ns, moment.unix_ns, moment.step or 0))
+        and 0 <= alert.waited_ns < MAX_NUMBER
+        and all(
+            0 <= time < MAX_NUMBER for moment in moments for time in (moment.now_ns, moment.unix_ns, moment.step or 0)
+        )
     )
 
 
@@ -190,8 +194,8 @@ def _is_sound(finding: Finding) -> bool:
         len(finding.evidence) <= MAX_EVIDENCE
         and len(finding.ranks) <= MAX_RANKS
         and all(0 <= rank < MAX_RANKS for rank in finding.ranks)
-        and all(-MOST < number < MOST for number in (*numbers, finding.cost or 0.0, *delays))
-        and all(0 <= (step or 0) < MOST for step in (finding.from_step, finding.upto_step, finding.again_from))
+        and all(-MAX_NUMBER < number < MAX_NUMBER for number in (*numbers, finding.cost or 0.0, *delays))
+        and all(0 <= (step or 0) < MAX_NUMBER for step in (finding.from_step, finding.upto_step, finding.again_from))
     )
 
 

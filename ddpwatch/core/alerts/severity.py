@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from ddpwatch.core import rule_names as rules
-from ddpwatch.core.alerts.hang_alerts import AGENT_OFF
 from ddpwatch.core.alerts.model import Severity
+from ddpwatch.core.limits import LivenessLimits
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -26,10 +26,26 @@ OF_CONDITION: Final[dict[Condition, Severity]] = {
 """Severity of a rank that no alert names; the other conditions have none."""
 
 
+def is_long_in_phase(rank: RankState, condition: Condition) -> bool:
+    """Whether a rank that trains has been in one phase for `LivenessLimits.LONG_IN_PHASE_NS`."""
+    return condition == "ok" and rank.beat is not None and rank.beat.phase_ns >= LivenessLimits.LONG_IN_PHASE_NS
+
+
 def rank_severity(rank: RankState, condition: Condition, finding: Finding | None) -> Severity | None:
-    """Severity of a rank: the worse of its condition and the most urgent finding about it; None = nothing is wrong."""
+    """Severity of a rank, to mark it: that to sort it by, and at least a warning while it is long in one phase."""
+    severity = steady_severity(rank, condition, finding)
+    if not is_long_in_phase(rank, condition):
+        return severity
+    return Severity.WARNING if severity is None else max(severity, Severity.WARNING)
+
+
+def steady_severity(rank: RankState, condition: Condition, finding: Finding | None) -> Severity | None:
+    """Severity of a rank, to sort it by: the worse of its condition and the most urgent finding about it.
+
+    None = nothing is wrong. Time in a phase does not count: where phases are long, the order would change every step.
+    """
     own = OF_CONDITION.get(condition)
-    if condition == "ended" and rank.bye is not None and rank.bye.reason == AGENT_OFF:
+    if condition == "ended" and rank.agent_off:
         own = Severity.WARNING
     if finding is None or own is None:
         return own if finding is None else finding.severity

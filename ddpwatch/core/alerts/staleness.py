@@ -18,8 +18,8 @@ from ddpwatch.core.alerts.model import Moment
 from ddpwatch.core.detectors.engine import evaluation_steps
 from ddpwatch.core.limits import AlertLimits, EvaluationLimits, WindowLimits
 from ddpwatch.core.metrics.window import WINDOW_STEPS, gather, ranks_to_compare
-from ddpwatch.core.state.run import MANY_RANKS
 from ddpwatch.core.state.step_store import TIMES
+from ddpwatch.wire import MANY_RANKS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -2,8 +2,8 @@
 
 Consecutive steps are correlated, so blocks of steps are resampled, with the same seed for all runs: the interval of a
 run does not depend on the run it is compared with. A drifting speed widens the resamples (`random_walk_interval`). A
-difference is significant if its 95 % confidence interval excludes zero; one below `SMALLEST` is reported as too small,
-because two runs of the same job may differ by as much.
+difference is significant if its confidence interval excludes zero; one below `CompareLimits.MIN_CHANGE` is reported as
+too small, because two runs of the same job may differ by as much.
 
 Figures are medians, which outliers do not move. If step times have two modes, such as a checkpoint every third step, a
 median would jump from one mode to the other: then figures of both runs are means.
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 import numpy as np
 
 from ddpwatch.core.compare.random_walk_interval import LONG_BLOCKS, RandomWalk, step_modes
+from ddpwatch.core.limits import CompareLimits
 from ddpwatch.core.metrics.aggregate import PARTS
 from ddpwatch.core.metrics.window import medians
 
@@ -34,22 +35,18 @@ Better: TypeAlias = Literal["less", "more", "neither"]
 """Whether more or less of a figure is better. Neither of a share: longer work lowers the share of everything else."""
 
 BLOCK_RESAMPLES: Final = 1000
+"""Bootstrap resamples of blocks of steps."""
 RESAMPLES: Final = 8 * BLOCK_RESAMPLES
 """Each block resample is used with several random walks: these cost little, and the interval depends on the rare large
 ones."""
-CONFIDENCE: Final = 0.95
 SEED: Final = 20
+"""Seed of the random numbers, the same for all runs, so that a comparison can be repeated."""
 BLOCKS: Final = (20, LONG_BLOCKS)
 """Numbers of blocks in a resample: short ones, and long ones for long correlations. The wider result counts."""
-MIN_STEPS: Final = 20
-"""Minimum number of steps for a verdict."""
 MAX_ROWS: Final = 1024
 """Maximum number of steps to resample; of a longer run, stretches from all over it."""
 STRETCH_STEPS: Final = 64
-SMALLEST: Final = 0.01
-"""Smallest relevant difference, as a fraction of the figure: two runs of one job hardly differ by less."""
-SMALLEST_SHARE: Final = 0.005
-"""Smallest relevant difference of the all-reduce share, as a fraction of the step."""
+"""Consecutive steps in one such stretch."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +71,7 @@ class Difference:
     """`b` against `a`: relative to `a`; for parts of the step relative to `a`'s step; for the share absolute."""
     verdict: Verdict
     """`higher` or `lower` for the share, else `slower` or `faster`. `too small` = significant, but below `smallest`."""
-    smallest: float = SMALLEST
+    smallest: float = CompareLimits.MIN_CHANGE
     """Smallest relevant change."""
 
 
@@ -134,7 +131,9 @@ def compare(a: StepSample, b: StepSample) -> Comparison | None:
         a=profile_a,
         b=profile_b,
         steps=_difference("step", first, second),
-        share=_difference("share", first, second, "neither", smallest=SMALLEST_SHARE, relative_to="none"),
+        share=_difference(
+            "share", first, second, "neither", smallest=CompareLimits.MIN_SHARE_CHANGE, relative_to="none"
+        ),
         throughput=_difference("samples_per_s", first, second, "more"),
         each=_difference("samples_per_s_rank", first, second, "more"),
         parts=tuple(_difference(name, first, second, relative_to="step") for name in PARTS),
@@ -159,7 +158,7 @@ class _Bootstrap:
         self._world = max(sample.world_size, 1)
         self._all, self._rows = kept, _thinned(kept)
         count = self._rows.shape[1]
-        self.proven = count >= MIN_STEPS
+        self.proven = count >= CompareLimits.MIN_STEPS
         rng = np.random.default_rng(SEED)
         self._resampled = [_blocks(count, max(count // blocks, 1), rng) for blocks in BLOCKS]
         self._random_walk = RandomWalk(count if self.proven else 0, RESAMPLES, rng)
@@ -263,7 +262,7 @@ def _difference(
     b: _Bootstrap,
     better: Better = "less",
     *,
-    smallest: float = SMALLEST,
+    smallest: float = CompareLimits.MIN_CHANGE,
     relative_to: Literal["itself", "step", "none"] = "itself",
 ) -> Difference:
     (value_a, resamples_a), (value_b, resamples_b) = a.of(name), b.of(name)
@@ -298,6 +297,6 @@ def _estimate(value: float, resampled: FloatArray) -> Estimate | None:
     known = resampled[np.isfinite(resampled)]
     if not np.isfinite(value) or not len(known):
         return None
-    outside = (1.0 - CONFIDENCE) / 2.0
+    outside = (1.0 - CompareLimits.CONFIDENCE) / 2.0
     low, high = np.quantile(known, [outside, 1.0 - outside])
     return Estimate(value, min(float(low), value), max(float(high), value))

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from ddpwatch.core.diagnosis.straggler_stats import MAD_TO_SIGMA
+from ddpwatch.core.limits import CompareLimits
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -25,7 +26,9 @@ if TYPE_CHECKING:
     FloatArray = NDArray[np.float64]
 
 MAX_PARTS: Final = 16
+"""Parts that a run is divided into, at most; their medians are the input of the cosine transform."""
 MIN_PART_STEPS: Final = 4
+"""Steps in each part, at least; shorter runs are divided into fewer parts."""
 COSINES: Final = 8
 """Number of cosine coefficients; higher frequencies reflect single parts."""
 FAR_PARTS: Final = 2.5
@@ -88,18 +91,6 @@ class RandomWalk:
         return squares
 
 
-MIN_STEPS: Final = 60
-MIN_SHARE: Final = 0.08
-"""Minimum fraction of steps in the rarer mode; fewer are outliers."""
-MIN_RATIO: Final = 1.1
-"""Minimum ratio of the two modes."""
-APART: Final = 0.85
-"""Minimum fraction of the variance between the two modes. A normal distribution, trimmed, has 0.70, a uniform one
-0.75."""
-HICCUPS: Final = 0.05
-"""Fraction of the longest and of the shortest steps that is ignored."""
-
-
 @dataclass(frozen=True)
 class StepModes:
     """The two modes of a run's step times."""
@@ -113,10 +104,10 @@ class StepModes:
 def step_modes(step_ns: FloatArray) -> StepModes | None:
     """Split step times into two modes by Otsu's method on their logarithms; None = there is only one mode."""
     everything = np.sort(step_ns[step_ns > 0])
-    trimmed = int(len(everything) * HICCUPS)
+    trimmed = int(len(everything) * CompareLimits.MODES_TRIM)
     ascending = everything[trimmed : len(everything) - trimmed]
     count = len(ascending)
-    if count < MIN_STEPS:
+    if count < CompareLimits.MODES_MIN_STEPS:
         return None
     values = np.log(ascending)
     values -= values.mean()
@@ -129,5 +120,9 @@ def step_modes(step_ns: FloatArray) -> StepModes | None:
     long_share = float((everything > ascending[cut - 1]).mean())
     modes = StepModes(float(np.median(ascending[:cut])), float(np.median(ascending[cut:])), long_share)
     rarer = min(long_share, 1.0 - long_share)
-    apart = between[cut - 1] >= APART * total
-    return modes if apart and rarer >= MIN_SHARE and modes.long_ns >= MIN_RATIO * modes.short_ns else None
+    distinct = (
+        between[cut - 1] >= CompareLimits.MODES_MIN_SEPARATION * total
+        and rarer >= CompareLimits.MODES_MIN_FRACTION
+        and modes.long_ns >= CompareLimits.MODES_MIN_RATIO * modes.short_ns
+    )
+    return modes if distinct else None

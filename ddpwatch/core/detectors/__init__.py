@@ -13,12 +13,12 @@ from ddpwatch.core.detectors.comm_share import comm_share
 from ddpwatch.core.detectors.context import Detector
 from ddpwatch.core.detectors.data_bound import data_bound
 from ddpwatch.core.detectors.desync import desync
+from ddpwatch.core.detectors.drift import drift
 from ddpwatch.core.detectors.gpu_error import gpu_error
 from ddpwatch.core.detectors.gpu_idle import gpu_idle
 from ddpwatch.core.detectors.gpu_throttle import gpu_throttle
-from ddpwatch.core.detectors.lost_messages import lossy
+from ddpwatch.core.detectors.lossy import lossy
 from ddpwatch.core.detectors.memory import memory
-from ddpwatch.core.detectors.parameter_drift import drift
 from ddpwatch.core.detectors.rank_failed import rank_failed
 from ddpwatch.core.detectors.rank_lost import rank_lost
 from ddpwatch.core.detectors.same_data import same_data

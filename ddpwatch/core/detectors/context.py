@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from ddpwatch.core.diagnosis.arrivals import stuck, sync_points
 from ddpwatch.core.diagnosis.early_exit import LeftBehind, left_behind
@@ -13,6 +13,7 @@ from ddpwatch.core.diagnosis.mismatch import OpMismatch, mismatch_at_end
 from ddpwatch.core.diagnosis.timeouts import TimedOut, timed_out
 from ddpwatch.core.limits import BaselineLimits
 from ddpwatch.core.metrics.baseline import block_of
+from ddpwatch.core.state.run import ALIVE
 from ddpwatch.core.units import ranks_text
 
 if TYPE_CHECKING:
@@ -24,12 +25,10 @@ if TYPE_CHECKING:
     from ddpwatch.core.limits import Limits, TimeoutLimits
     from ddpwatch.core.metrics.baseline import Block, History
     from ddpwatch.core.metrics.window import Window
-    from ddpwatch.core.state.run import Condition, RunState
+    from ddpwatch.core.state.run import RunState
 
 Evidence: TypeAlias = dict[str, float | int | str]
 """The numbers behind a finding, by name and unit."""
-GOING_ON: Final[frozenset[Condition]] = frozenset({"ok", "paused"})
-"""Conditions of a rank that is alive and sends heartbeats."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +85,7 @@ class DetectorContext:
     def all_well(self) -> bool:
         """Whether every rank is alive. Nearly always so, and it spares most checks of thousands of ranks."""
         state = self.state
-        return all(state.condition(rank) in GOING_ON for rank in state.ranks.values())
+        return all(state.condition(rank) in ALIVE for rank in state.ranks.values())
 
     @cached_property
     def endings(self) -> Endings:

@@ -15,8 +15,8 @@ from ddpwatch.core.detectors.log_findings import without_duplicates
 from ddpwatch.core.limits import DEFAULTS, BaselineLimits, EvaluationLimits, Limits, WindowLimits
 from ddpwatch.core.metrics.baseline import History
 from ddpwatch.core.metrics.window import WINDOW_STEPS, compared_ranks, gather, scaled_steps
-from ddpwatch.core.state.run import MANY_RANKS
 from ddpwatch.core.state.step_store import TIMES
+from ddpwatch.wire import MANY_RANKS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

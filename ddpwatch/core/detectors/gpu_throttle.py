@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 from ddpwatch.core import rule_names as rules
 from ddpwatch.core.alerts.model import Finding, Severity
 from ddpwatch.core.state.gpu import POWER_CAP, THROTTLE_REASONS, clock_text, evenly_sampled, latest_clock, median_mhz
+from ddpwatch.core.state.run import ALIVE
 from ddpwatch.core.units import plural, ranks_text
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ def _held_clocks(context: DetectorContext) -> tuple[list[Clock], list[RankState]
     clocks, ranks = [], []
     for rank in state.ranks.values():
         gpus = rank.gpus.now(state.now_ns)
-        if not gpus or state.condition(rank) not in {"ok", "paused"}:
+        if not gpus or state.condition(rank) not in ALIVE:
             continue
         ranks.append(rank)
         # Cheap check first: nearly all of thousands of GPUs have no reason at this moment.

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Final
 
 from ddpwatch.core import rule_names as rules
 from ddpwatch.core.alerts.model import Finding, Severity
-from ddpwatch.core.detectors.context import GOING_ON
 from ddpwatch.core.diagnosis.early_exit import END_OF_DATA
 from ddpwatch.core.limits import EvaluationLimits
+from ddpwatch.core.state.run import ALIVE
 from ddpwatch.core.units import ranks_text
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def _is_survived(state: RunState, verdict: Verdict) -> bool:
     if verdict.certain or verdict.cause not in SURVIVED:
         return False
     ranks = [state.ranks[rank] for rank in verdict.culprits if rank in state.ranks] or state.ranks.values()
-    return all(state.condition(rank) in GOING_ON for rank in ranks)
+    return all(state.condition(rank) in ALIVE for rank in ranks)
 
 
 def with_log_findings(state: RunState, rule: str, findings: list[Finding]) -> list[Finding]:

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Final
 
 from ddpwatch.core import rule_names as rules
 from ddpwatch.core.alerts.model import Finding, Severity
-from ddpwatch.core.detectors.context import GOING_ON, names_of, ranks_of
+from ddpwatch.core.detectors.context import names_of, ranks_of
 from ddpwatch.core.detectors.log_findings import with_log_findings
 from ddpwatch.core.diagnosis.exits import FREE, advice_on, how_ended, place_of, why_no_heartbeat, without_order
 from ddpwatch.core.limits import RankLostLimits
+from ddpwatch.core.state.run import ALIVE
 from ddpwatch.core.units import count, duration, plural, ranks_text
 
 if TYPE_CHECKING:
@@ -118,7 +119,7 @@ def _settled(state: RunState, silent: Sequence[End]) -> list[End]:
 def _received_since(state: RunState, since_ns: int) -> bool:
     """Whether a rank was heard after another fell silent: then the viewer is not cut off."""
     return any(
-        state.condition(rank) in GOING_ON or (rank.last_received_ns is not None and (rank.bye_ns or 0) > since_ns)
+        state.condition(rank) in ALIVE or (rank.last_received_ns is not None and (rank.bye_ns or 0) > since_ns)
         for rank in state.ranks.values()
     )
 

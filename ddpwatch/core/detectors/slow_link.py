@@ -35,12 +35,12 @@ def slow_link(context: DetectorContext) -> list[Finding]:
     window, block = context.window, context.latest_block
     if block is None or window.world_size < 2 or not window.complete:
         return []
-    usual = context.history.steady("wire_ns", block, limits.lasting_s)
-    if usual is None:
+    baseline = context.history.steady("wire_ns", block, limits.lasting_s)
+    if baseline is None:
         return []
-    more_ns = block.wire_ns - usual.value
+    more_ns = block.wire_ns - baseline.value
     step_ns = max(block.step_ns, 1.0)
-    if block.wire_ns < limits.factor * usual.value or more_ns <= 0 or more_ns < limits.share * step_ns:
+    if block.wire_ns < limits.factor * baseline.value or more_ns <= 0 or more_ns < limits.share * step_ns:
         return []
     moved = f" for the same {size(block.comm_bytes)} of gradients" if block.comm_bytes else ""
     return [
@@ -48,19 +48,19 @@ def slow_link(context: DetectorContext) -> list[Finding]:
             rule=RULE,
             severity=Severity.WARNING,
             subject="job",
-            message=f"the wire takes {ms(block.wire_ns)} ms a step{moved}, {ms(usual.value)} before"
+            message=f"the wire takes {ms(block.wire_ns)} ms a step{moved}, {ms(baseline.value)} before"
             f" · {percent(more_ns / step_ns)} of the step longer",
             advice=ONE_HOST_ADVICE if window.one_host else ADVICE,
             cost=more_ns / step_ns,
             evidence={
                 "wire_ms": round(block.wire_ns / 1e6, 3),
-                "usual_wire_ms": round(usual.value / 1e6, 3),
-                "spread_ms": round(usual.spread / 1e6, 3),
+                "usual_wire_ms": round(baseline.value / 1e6, 3),
+                "spread_ms": round(baseline.spread / 1e6, 3),
                 "step_ms": round(block.step_ns / 1e6, 3),
                 "gradient_bytes": round(block.comm_bytes),
                 "steps": block.steps,
             },
-            proven=more_ns > limits.sigmas * usual.spread,
+            proven=more_ns > limits.sigmas * baseline.spread,
             lasting=open_delay_steps(limits.lasting_s, block),
         )
     ]

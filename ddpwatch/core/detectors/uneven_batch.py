@@ -66,12 +66,12 @@ def _different_samples(context: DetectorContext) -> list[Finding]:
         return []
     typical = [round(float(value)) for value in np.median(uneven, axis=1)]
     # Ties go to the larger count: ranks with fewer samples are the odd ones.
-    usual = max(Counter(typical).items(), key=lambda item: (item[1], item[0]))[0]
-    odd = {rank: value for rank, value in zip(window.ranks, typical, strict=True) if value != usual}
+    common = max(Counter(typical).items(), key=lambda item: (item[1], item[0]))[0]
+    odd = {rank: value for rank, value in zip(window.ranks, typical, strict=True) if value != common}
     when = "" if steps == known.shape[1] else f" in {steps} of {plural(known.shape[1], 'step')}"
     if odd:
         verb = "trains" if len(odd) == 1 else "train"
-        message = f"{ranks_text(odd)} {verb} on {_span(odd.values())} samples a step, the others on {count(usual)}"
+        message = f"{ranks_text(odd)} {verb} on {_span(odd.values())} samples a step, the others on {count(common)}"
     else:
         message = f"the ranks train on different numbers of samples: {_span(uneven.ravel().tolist())} a step"
     return [
@@ -83,7 +83,7 @@ def _different_samples(context: DetectorContext) -> list[Finding]:
             advice=SAMPLES_ADVICE,
             ranks=tuple(odd),
             evidence={
-                "samples": usual,
+                "samples": common,
                 "least_samples": int(uneven.min()),
                 "most_samples": int(uneven.max()),
                 "uneven_steps": steps,

@@ -16,6 +16,7 @@ import numpy as np
 
 from ddpwatch.core.diagnosis.exits import what_holds
 from ddpwatch.core.limits import StallLimits
+from ddpwatch.core.state.run import ALIVE
 from ddpwatch.wire import PHASES
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from ddpwatch.wire import Beat, Group
 
 SYNC: Final = PHASES.index("sync")
-HERE: Final = frozenset({"ok", "paused", "silent"})
+HERE: Final = ALIVE | {"silent"}
 """Conditions of ranks that may yet arrive. Other rules report those that ended or failed."""
 
 

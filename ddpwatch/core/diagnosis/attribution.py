@@ -80,11 +80,11 @@ def _cores(window: Window, suspect: Suspect, mine: RankState, others: Sequence[R
     if waited is None:
         return ""
     known = [other.cpu_starvation.share(*_span_ns(other, window, first, last)) for other in others]
-    usual = median([share for share in known if share is not None] or [0.0])
+    others_share = median([share for share in known if share is not None] or [0.0])
     lost_ns = suspect.excess_ns * len(hits) / (last - first)
-    if (waited - usual) * window.median_step_ns < StragglerLimits.CAUSE_SHARE * lost_ns:
+    if (waited - others_share) * window.median_step_ns < StragglerLimits.CAUSE_SHARE * lost_ns:
         return ""
-    return f"waited for a core {percent(waited)} of the time, others {percent(usual)}"
+    return f"waited for a core {percent(waited)} of the time, others {percent(others_share)}"
 
 
 def _span_ns(rank: RankState, window: Window, first: int, last: int) -> tuple[int, int]:

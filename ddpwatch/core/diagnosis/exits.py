@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 from ddpwatch.core.diagnosis.stacks import top_of_stack
 from ddpwatch.core.limits import LivenessLimits, RankLostLimits
 from ddpwatch.core.state.rank import PARTS
+from ddpwatch.core.state.run import ALIVE
 from ddpwatch.core.units import ranks_text
 
 if TYPE_CHECKING:
@@ -213,7 +214,7 @@ def endings(state: RunState, silent_s: float) -> Endings:
             found.append(End(rank, "lost", at_ns))
         elif how == "silent" and _has_no_heartbeat(state, rank.last_received_ns, silent_s):
             found.append(End(rank, "silent", rank.last_received_ns or 0))
-        elif how in {"ok", "paused"} and rank.last_received_ns is not None:
+        elif how in ALIVE and rank.last_received_ns is not None:
             received_ns = rank.last_received_ns if received_ns is None else min(received_ns, rank.last_received_ns)
     return _in_order(_signaled_together([end for end in found if _is_settled(end, received_ns)]))
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 from ddpwatch.core import rule_names as rules
-from ddpwatch.core.alerts.hang_alerts import AGENT_OFF, is_over, is_suspect, last_hang
+from ddpwatch.core.alerts.hang_alerts import goes_on, last_hang
 from ddpwatch.core.alerts.model import Severity
 from ddpwatch.core.diagnosis.early_exit import left_before
 from ddpwatch.core.diagnosis.exits import endings, is_complaint, is_innocent, is_interrupt, is_timeout
@@ -80,14 +80,13 @@ def outcome_of(state: RunState, alerts: Iterable[Alert], limits: Limits = DEFAUL
     """Determine how a run ended. `alerts` are all of it, open and closed."""
     alerts = list(alerts)
     conditions = {rank.rank: state.condition(rank) for rank in state.ranks.values()}
-    live = any(condition in {"ok", "paused"} for condition in conditions.values())
+    live = state.run_condition() == "live"
     exits = endings(state, limits.rank_lost.silent_s)
     bad = _bad_ranks(state, conditions, exits, live=live)
     left = tuple(rank for rank, condition in conditions.items() if condition == "ended")
-    off = tuple(rank for rank in left if (bye := state.ranks[rank].bye) is not None and bye.reason == AGENT_OFF)
+    off = tuple(rank for rank in left if state.ranks[rank].agent_off)
     explained_by = _explanation(alerts)
     reported_by = None if len(left) == len(conditions) else alert_of_bad_end(alerts, over=bool(left) and not live)
-    suspects = [alert for alert in alerts if alert.closed is None and is_suspect(alert.finding)]
     return Outcome(
         ending=(
             "badly" if bad or reported_by is not None
@@ -103,7 +102,7 @@ def outcome_of(state: RunState, alerts: Iterable[Alert], limits: Limits = DEFAUL
         root_cause=_root_cause(state, bad, exits, explained_by) if bad else None,
         explained_by=explained_by,
         reported_by=reported_by,
-        stuck_on=min((alert for alert in suspects if not is_over(state, alert)), key=_urgency, default=None),
+        stuck_on=min((alert for alert in alerts if goes_on(state, alert)), key=_urgency, default=None),
         hang=last_hang(state, alerts),
     )  # fmt: skip
 

@@ -64,6 +64,7 @@ def _sets_of_period(count: int, period: int, recent_steps: int) -> Iterator[slic
 
 
 MAD_TO_SIGMA: Final = 1.4826
+"""Standard deviation of a normal distribution divided by its MAD."""
 MEDIAN_ERROR: Final = 1.2533
 """Standard error of a median against that of a mean."""
 SIGMA_ERROR: Final = 1.3
@@ -236,8 +237,8 @@ def _periodic(excess_ns: FloatArray, sigma_ns: float, limit_ns: float, limits: S
             if _may_be_chance(slow, others, slow_others, where, period):
                 continue
             regular = period == EVERY_STEP or _stands_out(slow[where.start :], period)
-            usual = max(slow_others / max(others.steps, 1), StragglerLimits.MIN_BASE_RATE)
-            episode = episode_of(slow, usual, hiccup, period if regular else EVERY_STEP, where.start)
+            base_rate = max(slow_others / max(others.steps, 1), StragglerLimits.MIN_BASE_RATE)
+            episode = episode_of(slow, base_rate, hiccup, period if regular else EVERY_STEP, where.start)
             first, ended = episode.first, episode.ended
             if period == EVERY_STEP:
                 # Most of the latest steps are slow, so it has not ended.
@@ -313,9 +314,9 @@ def _may_be_chance(slow: BoolArray, others: _Others, slow_others: int, where: sl
         return False
     slow_inside = int(np.count_nonzero(inside))
     slow_elsewhere = slow_others + (int(np.count_nonzero(slow)) - slow_inside if apart else 0)
-    usual = max(slow_elsewhere / elsewhere, StragglerLimits.MIN_BASE_RATE)
+    base_rate = max(slow_elsewhere / elsewhere, StragglerLimits.MIN_BASE_RATE)
     tests = others.ranks * (LATEST_SETS if period == EVERY_STEP else PERIODIC_SETS)
-    return bool(_binomial_tail(slow_inside, inside.size, usual) * tests > StragglerLimits.MAX_PATTERN_CHANCE)
+    return bool(_binomial_tail(slow_inside, inside.size, base_rate) * tests > StragglerLimits.MAX_PATTERN_CHANCE)
 
 
 def _binomial_tail(least: int, count: int, rate: float) -> float:
@@ -352,15 +353,15 @@ def _sporadic(
                 continue
             rest = others.copy()
             rest[row] = False
-            usual = max(float(counts[rest].mean()) if rest.any() else 0.0, limits.MIN_BASE_RATE * min(span, steps))
-            if counts[row] < _poisson_threshold(usual, len(counts)):
+            expected = max(float(counts[rest].mean()) if rest.any() else 0.0, limits.MIN_BASE_RATE * min(span, steps))
+            if counts[row] < _poisson_threshold(expected, len(counts)):
                 continue
             hit = outlying[row].copy()
             hit[:before] = False
             slow = np.flatnonzero(hit)
             period = _period(slow)
             tested = min(span, steps)
-            episode = episode_of(hit, usual / tested, hiccup, period or EVERY_STEP, int(slow[0]))
+            episode = episode_of(hit, expected / tested, hiccup, period or EVERY_STEP, int(slow[0]))
             of_steps = tested - (steps - 1 - episode.last)
             slow_steps = int(np.count_nonzero(hit[: episode.last + 1]))
             yield Suspect(
@@ -386,13 +387,13 @@ def _period(steps: IntArray) -> int | None:
     return period if period in PERIODS[1:] and float((gaps == period).mean()) >= StragglerLimits.STEADY_SHARE else None
 
 
-def _poisson_threshold(usual: float, ranks: int) -> int:
-    """Outliers of a rank from which on chance is excluded: Poisson with mean `usual`, corrected for `ranks` tests."""
-    term, below, count = math.exp(-usual), 0.0, 0
+def _poisson_threshold(expected: float, ranks: int) -> int:
+    """Outliers of a rank that exclude chance: Poisson test with mean `expected`, corrected for `ranks` tests."""
+    term, below, count = math.exp(-expected), 0.0, 0
     while (1.0 - below) * ranks > StragglerLimits.MAX_SPORADIC_CHANCE:
         below += term
         count += 1
-        term *= usual / count
+        term *= expected / count
     return count
 
 

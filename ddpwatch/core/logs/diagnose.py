@@ -28,6 +28,7 @@ ENDS: Final = 8
 MAX_KINDS: Final = 20_000
 """Max combinations of file, rank and kind that are kept; further lines are only counted."""
 SOURCE_CHARS: Final = 300
+"""Characters of a log file's name."""
 _HOW: Final = {
     "never-joined": "never joined any collective",
     "not-joined": "did not join the collective that the others waited in",

@@ -29,6 +29,7 @@ _PASSING: Final = frozenset({"exception", "cuda-oom", "ddp-error"})
 """Kinds of errors that a script may catch and survive."""
 _VICTIM_CODES: Final = (-signal.SIGTERM, -signal.SIGABRT, 128 + signal.SIGTERM, 128 + signal.SIGABRT)
 _TEXT_CHARS: Final = 160
+"""Characters quoted of an error message."""
 
 
 class Failure(NamedTuple):

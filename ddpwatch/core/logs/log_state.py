@@ -16,8 +16,11 @@ if TYPE_CHECKING:
     from ddpwatch.wire import LogLines
 
 KEPT_LINES: Final = 1000
+"""Latest lines that are kept, of all files together; recognized lines are kept apart, in the same number."""
 MAX_SOURCES: Final = 512
-MAX_TROUBLES: Final = 16
+"""Files whose lines are counted."""
+MAX_NOTICES: Final = 16
+"""Notices about files that are kept."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +44,7 @@ class LogSnapshot:
     files: int
     entries: tuple[LogEntry, ...]
     marked: tuple[LogEntry, ...]
-    troubles: tuple[str, ...]
+    notices: tuple[str, ...]
     verdict: Verdict | None
 
 
@@ -57,8 +60,8 @@ class LogState:
         """Number of lines read, including those that were not sent."""
         self.sources: Counter[str] = Counter()
         """Lines by file."""
-        self.troubles: list[str] = []
-        """Files that cannot be followed, each with the reason."""
+        self.notices: list[str] = []
+        """Files that cannot be followed or are not read whole, each with the reason."""
         self.watched = False
         """Whether any log is watched."""
         self._diagnosis: LogDiagnosis | None = None
@@ -69,8 +72,8 @@ class LogState:
         """Add these lines. A message without a source has the watcher's own remarks."""
         self.watched = True
         if not message.source:
-            room = MAX_TROUBLES - len(self.troubles)
-            self.troubles += [sanitize(line.text, LINE_CHARS) for line in message.lines[:room]]
+            room = MAX_NOTICES - len(self.notices)
+            self.notices += [sanitize(line.text, LINE_CHARS) for line in message.lines[:room]]
             return
         # Imported on the first line of a log: compiling the patterns takes longer than loading the rest of the state.
         from ddpwatch.core.logs.diagnose import LogDiagnosis
@@ -94,7 +97,7 @@ class LogState:
     def snapshot(self) -> LogSnapshot:
         """Snapshot of the current state."""
         return LogSnapshot(
-            self.watched, self.lines, len(self.sources), tuple(self.entries), tuple(self.marked), tuple(self.troubles),
+            self.watched, self.lines, len(self.sources), tuple(self.entries), tuple(self.marked), tuple(self.notices),
             self.verdict,
         )  # fmt: skip
 

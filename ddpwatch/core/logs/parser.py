@@ -33,10 +33,13 @@ PREFILTERS: Final = (
 
 
 MAX_CHARS: Final = 16_384
+"""Characters read of a line."""
 FIELD_CHARS: Final = 200
+"""Characters kept of a field."""
 LARGEST_SEQUENCE: Final = 2**31 - 1
 """Max sequence number; some versions print uninitialized memory before the first work has completed."""
-LARGEST: Final = 2**53
+MAX_NUMBER: Final = 2**53
+"""Exclusive bound of the absolute value of all other numbers, which a float holds exactly."""
 _SEQUENCES: Final = frozenset({"seq", "next_seq", "enqueued", "started", "completed", "launched"})
 _NUMBERS: Final = _SEQUENCES | frozenset(
     {
@@ -134,4 +137,4 @@ def _number(name: str, value: int) -> int | None:
     """The value, or None if it is impossible. Works are counted from 1, so -1 for "none yet" becomes 0."""
     if name in _SEQUENCES:
         return max(value, 0) if -1 <= value <= LARGEST_SEQUENCE else None
-    return value if -LARGEST < value < LARGEST else None
+    return value if -MAX_NUMBER < value < MAX_NUMBER else None

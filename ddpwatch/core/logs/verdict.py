@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from ddpwatch.core.logs.rank_attribution import Entry
 
 MAX_EVIDENCE: Final = 12
+"""Log lines that are shown as evidence of a verdict."""
 
 
 class Evidence(msgspec.Struct, frozen=True):

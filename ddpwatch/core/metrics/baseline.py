@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from ddpwatch.core.metrics.window import Window
 
 MAX_BLOCKS: Final = 256
+"""Blocks of steps that are kept of a run."""
 
 
 @dataclass(frozen=True)

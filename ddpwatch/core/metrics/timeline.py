@@ -50,7 +50,7 @@ class Timeline:
         # Step before rank, so that requested steps are contiguous: it matters with thousands of ranks.
         self._excess = np.full((CAPACITY_STEPS, 0), NOT_KNOWN, dtype=np.uint8)
         self._next = 1
-        self._heard = 0
+        self._received = 0
 
     @property
     def newest(self) -> int:
@@ -71,8 +71,8 @@ class Timeline:
         # A history arrives after the first live steps, and at different times for the ranks: start over to fill the
         # gaps.
         received = sum((rank.last_received_ns is not None) + rank.snapped for rank in state.ranks.values())
-        if received != self._heard:
-            self._heard, self._next = received, 1
+        if received != self._received:
+            self._received, self._next = received, 1
         ranks = ranks_to_compare(state)
         front = min((rank.steps.newest for rank in ranks), default=-1)
         self._next = max(self._next, front - CAPACITY_STEPS + 1)

@@ -20,7 +20,9 @@ if TYPE_CHECKING:
     from ddpwatch.core.state.run import RunState
 
 COLUMNS: Final = 120
+"""Columns of the utilization over time, at most."""
 FIRST_WIDTH_NS: Final = 1_000_000_000
+"""Width of a column in ns at first; it doubles when the columns are full."""
 MAX_BETWEEN_NS: Final = 60_000_000_000
 """Longest sampling interval: even with very many ranks two minutes of GPU history are kept."""
 MAX_DEVICES: Final = 16_384

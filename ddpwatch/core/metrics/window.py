@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import numpy as np
 
 from ddpwatch.core.limits import WindowLimits
+from ddpwatch.core.state.run import ALIVE
 from ddpwatch.core.state.step_store import CAPACITY_STEPS, COLUMNS
 from ddpwatch.wire import EVALUATED, PAUSED, PHASES, SKIPPED
 
@@ -318,13 +319,13 @@ class ComparedRanks:
 
 
 def compared_ranks(state: RunState) -> ComparedRanks:
-    """Ranks to compare: all that were heard from, except those that left while the others trained on.
+    """Ranks to compare: all that have sent anything, except those that left while the others trained on.
 
     A rank that ended or went silent within the window still counts, so that the last figures of a run that ends or
     hangs cover the whole world. One that is out of step does not.
     """
     received = [rank for rank in state.ranks.values() if rank.last_received_ns is not None]
-    live = {rank.rank for rank in received if state.condition(rank) in {"ok", "paused"}}
+    live = {rank.rank for rank in received if state.condition(rank) in ALIVE}
     if not live:
         return ComparedRanks(received, ())
     newest = sorted(rank.steps.newest for rank in received if rank.rank in live)

@@ -44,6 +44,7 @@ THROTTLE_REASONS: Final = (
 NOT_REPORTED: Final = -1
 """Throttle bits of a moment from a snapshot, which carries none."""
 KEPT_MOMENTS: Final = 600
+"""Moments kept of each GPU, one a second: ten minutes."""
 MANY_RANKS_MOMENTS: Final = 120
 """Moments kept of each GPU in runs of more than `MANY_RANKS` ranks."""
 MAX_DEVICES: Final = 16

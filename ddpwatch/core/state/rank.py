@@ -12,13 +12,15 @@ import numpy as np
 from ddpwatch.core.state.gpu import RankGpus
 from ddpwatch.core.state.sanitize import NAME_CHARS, sanitize
 from ddpwatch.core.state.step_store import MAX_STEP_NS, StepRing
+from ddpwatch.wire import AGENT_OFF
 
 if TYPE_CHECKING:
     from ddpwatch.wire import Beat, Buckets, Bye, Checksum, Comm, Gone, Hello, Loader, Note, Stack, Step
 
 RSS_SAMPLES_KEPT: Final = 360
+"""Samples of the resident memory kept of each rank."""
 RSS_SAMPLE_NS: Final = 10_000_000_000
-"""Interval of the samples: 360 of them are an hour."""
+"""Interval of these samples in ns; all of them span an hour."""
 
 
 class RssHistory:
@@ -67,8 +69,11 @@ class RssHistory:
 
 
 CPU_SAMPLES_KEPT: Final = 64
+"""Samples of the time that a rank waited for a CPU core: half a minute."""
 CPU_SAMPLE_NS: Final = 500_000_000
+"""Shortest interval of these samples in ns."""
 LATELY_NS: Final = 10_000_000_000
+"""Time in ns over which the current share of waiting is computed."""
 MIN_SPAN_NS: Final = 250_000_000
 """Shortest time over which a share is computed, one heartbeat interval."""
 
@@ -200,6 +205,7 @@ class SequenceTracker:
 
 PARTS: Final = " · "
 """Separates an exception and the lines of its traceback in a rank's exit message."""
+# How many of these are kept of each rank.
 MAX_NOTES: Final = 64
 MAX_LOADERS: Final = 16
 MAX_CHECKSUMS: Final = 64
@@ -228,7 +234,7 @@ class RankState:
     hello: Hello | None = None
     beat: Beat | None = None
     last_received_ns: int | None = None
-    """Viewer's clock at the last heartbeat, or at the first message before any heartbeat; None = never heard from."""
+    """Viewer's clock at the last heartbeat, or at the first message before any heartbeat; None = no message."""
     bye: Bye | None = None
     bye_ns: int | None = None
     """Viewer's clock at its exit message."""
@@ -294,6 +300,11 @@ class RankState:
 
     def _end_ns(self, index: int) -> int | None:
         return int(self.steps.column("end_ns", np.array([index]))[0]) if index >= 0 and self.steps.has(index) else None
+
+    @property
+    def agent_off(self) -> bool:
+        """Whether its agent switched itself off, so that how its training went on is not known."""
+        return self.bye is not None and self.bye.reason == AGENT_OFF
 
     @property
     def loader(self) -> Loader | None:

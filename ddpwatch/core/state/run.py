@@ -17,22 +17,22 @@ from ddpwatch.core.state.rank import Place, RankState
 from ddpwatch.core.state.sanitize import NAME_CHARS, NOTE_CHARS, sanitize, sanitized
 from ddpwatch.core.state.step_store import CAPACITY_STEPS, MANY_RANKS_STEPS, StepRing, StepStore, put_tables
 from ddpwatch.errors import UnknownMessage, WireError
-from ddpwatch.wire import Beat, decode
+from ddpwatch.wire import MANY_RANKS, Beat, beat_ns, decode
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
 MAX_EXPECTED: Final = 8192
 """Maximum number of ranks that are listed before a message of theirs arrives, whatever world size is claimed."""
-MANY_RANKS: Final = 256
-"""Above this number of ranks fewer steps are kept, and the rules are evaluated less often."""
 
 Condition: TypeAlias = Literal["ok", "paused", "ended", "failed", "lost", "silent", "missing"]
 """Of a rank: `ended` = it exited cleanly, `failed` = an exception ended it, `lost` = its process ended without a
 message, `silent` = its heartbeats stopped, or its process runs and never sent one, `missing` = expected, nothing is
 known."""
+ALIVE: Final[frozenset[Condition]] = frozenset({"ok", "paused"})
+"""Conditions of a rank that sends heartbeats."""
 RunCondition: TypeAlias = Literal["waiting", "live", "silent", "ended"]
-"""Of the run: `waiting` = no rank was heard from, `silent` = all ranks that were heard from are silent or ended."""
+"""Of the run: `waiting` = no rank has sent anything, `silent` = all ranks that have are silent or ended."""
 
 
 _Numbered: TypeAlias = (
@@ -271,7 +271,7 @@ class RunState:
         conditions: set[Condition] = {"missing"}
         for rank in self.ranks.values():
             condition = self.condition(rank)
-            if condition in {"ok", "paused"}:
+            if condition in ALIVE:
                 return "live"
             conditions.add(condition)
         if conditions == {"missing"}:
@@ -288,7 +288,12 @@ class RunState:
     @property
     def spans_hosts(self) -> bool:
         """Whether the ranks are known to be on several hosts."""
-        return len({rank.host for rank in self.ranks.values() if rank.host}) > 1
+        return self.host_count > 1
+
+    @property
+    def host_count(self) -> int:
+        """Number of hosts that the ranks run on, as far as they are known; at least 1."""
+        return max(1, len({rank.host for rank in self.ranks.values() if rank.host}))
 
     @property
     def unix_ns(self) -> int:
@@ -302,8 +307,8 @@ class RunState:
 
     @property
     def beat_ns(self) -> int:
-        """Heartbeat interval of the ranks."""
-        return LivenessLimits.BEAT_NS if self.world_size <= MANY_RANKS else LivenessLimits.MANY_RANKS_BEAT_NS
+        """Heartbeat interval of the ranks in ns."""
+        return beat_ns(self.world_size)
 
     @property
     def kept_steps(self) -> int:

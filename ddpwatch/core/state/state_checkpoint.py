@@ -26,7 +26,7 @@ CHECKPOINT_STEPS: Final = WINDOW_STEPS + 14
 
 
 def checkpoint_messages(state: RunState, steps: int = CHECKPOINT_STEPS) -> Iterator[tuple[int, bytes]]:
-    """Payloads of messages about the ranks that were heard from, each with the time at which to apply it.
+    """Payloads of messages about the ranks that have sent any, each with the time at which to apply it.
 
     Each message keeps its age, so that a rank without heartbeats is so again. Steps of ranks that every state of this
     run expects follow in tables (`step_codec`), which are not messages.

@@ -22,7 +22,7 @@ from ddpwatch.version import VERSION
 from ddpwatch.view.alerts.format import alert_object, iso
 from ddpwatch.view.job_manifest import manifest_object
 from ddpwatch.view.outcome_text import hung_object
-from ddpwatch.view.status import backend, host_count
+from ddpwatch.view.status import backend
 
 if TYPE_CHECKING:
     from ddpwatch.core.alerts.model import Alert
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from ddpwatch.recording.schema import RecordedBy
 
 SCHEMA: Final = 1
+# Decimal places of milliseconds, of fractions and of thresholds.
 _MS_DIGITS: Final = 3
 _SHARE_DIGITS: Final = 4
 _LIMIT_DIGITS: Final = 6
@@ -52,14 +53,14 @@ def write_json(exported: Exported, file: IO[str]) -> None:
                 "name": sanitize(state.name, NAME_CHARS),
                 "backend": backend(state),
                 "world_size": state.world_size,
-                "hosts": host_count(state),
+                "hosts": state.host_count,
                 "state": state.run_condition(),
             },
             "attempt": exported.number,
             "attempts": len(exported.recorded.attempts),
             "recorded": {"from": iso(attempt.first_ns), "to": iso(attempt.last_ns)},
             "manifest": {**manifest_object(state), **_recorded_by(attempt.recorded_by)},
-            "steps": {"left_out": exported.readout.skipped, **_steps(aggregate)},
+            "steps": {"left_out": exported.reader.skipped, **_steps(aggregate)},
             "ranks": _ranks(state, aggregate),
             "logged": {name: _series(series) for name, series in exported.logged.series.items()},
             "alerts": [alert_entry(alert) for alert in alerts_at_worst(exported.recorded, attempt, state)],

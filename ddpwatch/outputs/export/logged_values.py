@@ -18,6 +18,7 @@ from ddpwatch.core.state.sanitize import NAME_CHARS, sanitize
 from ddpwatch.wire import Rank, Step
 
 MAX_NAMES: Final = 64
+"""Max. number of names with statistics of their own."""
 MAX_REFUSED: Final = 4096
 """Maximum count of further names."""
 _STEPS: Final = b"\xa5steps"

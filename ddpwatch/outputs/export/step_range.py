@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from ddpwatch.recording.reader import Attempt, Recording
 
 LAST_STEP: Final = 2**62
+"""Step number that no run reaches."""
 PROGRESS_FRAMES: Final = 4096
 """Number of frames between two progress reports."""
 
@@ -33,8 +34,8 @@ class Exported:
         """Read from the first to the last of `steps`, both included."""
         self.recorded, self.attempt = recorded, attempt
         self._progress = progress
-        self.readout = StepReader(recorded, attempt, progress, self._add_logged)
-        self.state = self.readout.state
+        self.reader = StepReader(recorded, attempt, progress, self._add_logged)
+        self.state = self.reader.state
         self.logged = Logged(steps, self.state.world_size, self.state.kept_steps)
         """Logged values, as far as the attempt was read."""
         self.number = recorded.attempts.index(attempt) + 1
@@ -68,7 +69,7 @@ class Exported:
     def windows(self, *, unusual: bool = True) -> Iterator[Window]:
         """Yield those steps, with or without unusual ones; raises UsageError for a range without steps."""
         self.unusual = unusual
-        for window in self.readout.windows(unusual=unusual):
+        for window in self.reader.windows(unusual=unusual):
             first, last = int(window.indices[0]), int(window.indices[-1])
             self._there = (first if self._there is None else self._there[0], last)
             wanted = (window.indices >= self._first) & (window.indices <= self._last)

@@ -41,6 +41,7 @@ ARRIVAL: Final = 6
 RELEASE: Final = 7
 """Index of the cut where the last rank has arrived and the transfer begins."""
 MIN_STEP_NS: Final = 1000
+"""Min. time between the ends of two steps, in ns: the resolution of a trace is 1 µs."""
 ALERTS: Final = 1
 """Thread id of the alerts, in the process of the job. Perfetto does not accept 0."""
 LONG_WAIT: Final = 0.05

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Final, TypeAlias, get_args
 import numpy as np
 
 from ddpwatch.core.alerts.model import Severity
-from ddpwatch.core.alerts.severity import findings_by_rank, rank_severity
+from ddpwatch.core.alerts.severity import findings_by_rank, steady_severity
 from ddpwatch.core.detectors import DETECTORS
 from ddpwatch.core.state.gpu import THROTTLE_REASONS
-from ddpwatch.core.state.run import Condition, RunCondition
+from ddpwatch.core.state.run import ALIVE, Condition, RunCondition
 from ddpwatch.core.state.sanitize import NAME_CHARS, sanitize
 from ddpwatch.version import VERSION
-from ddpwatch.view.status import backend, host_count
+from ddpwatch.view.status import backend
 from ddpwatch.wire import PHASES
 
 if TYPE_CHECKING:
@@ -40,7 +40,6 @@ WORST_RANKS: Final = 32
 """Number of ranks with series of their own in larger runs: the most severe, then those with the longest self time."""
 MAX_GPUS: Final = 8
 """Maximum number of GPUs of one rank."""
-UP: Final[frozenset[Condition]] = frozenset({"ok", "paused"})
 _STATS: Final = ("min", "median", "p90", "max")
 
 Labels: TypeAlias = tuple[object, ...]
@@ -84,7 +83,7 @@ def _worst(
     measured = figures.ranks if figures else {}
 
     def badness(rank: int) -> tuple[int, float]:
-        severity = rank_severity(state.ranks[rank], conditions[rank], findings.get(rank))
+        severity = steady_severity(state.ranks[rank], conditions[rank], findings.get(rank))
         own = measured.get(rank)
         return -1 if severity is None else severity, own.self_ns if own else 0.0
 
@@ -288,7 +287,7 @@ METRICS: Final = (
     Metric("ddpwatch_run_state", "1 for the state that the run is in.",
            of_states(get_args(RunCondition), lambda sample, state: sample.state.run_condition() == state), ("state",)),
     Metric("ddpwatch_world_size", "Ranks of the job.", of_run(lambda sample: sample.state.world_size)),
-    Metric("ddpwatch_hosts", "Hosts that its ranks run on.", of_run(lambda sample: host_count(sample.state))),
+    Metric("ddpwatch_hosts", "Hosts that its ranks run on.", of_run(lambda sample: sample.state.host_count)),
     Metric("ddpwatch_ranks",
            "Ranks by state: missing were never heard, silent no longer, lost are gone without a word.",
            of_states(get_args(Condition), lambda sample, state: Counter[str](sample.conditions.values())[state]),
@@ -329,7 +328,7 @@ METRICS: Final = (
     Metric("ddpwatch_ranks_phase_seconds", "Time in each phase over all ranks.", phases_over_ranks, ("phase", "stat")),
     Metric("ddpwatch_ranks_gpu_utilization_ratio", "GPU utilisation over all ranks.", gpus_over_ranks, ("stat",)),
     _rank_metric("ddpwatch_rank_up", "Whether the rank gives signs of life.",
-                 of_ranks(lambda sample, rank: sample.conditions[rank.rank] in UP)),
+                 of_ranks(lambda sample, rank: sample.conditions[rank.rank] in ALIVE)),
     _rank_metric("ddpwatch_rank_steps_total", "Steps done by the rank.", of_ranks(lambda _, rank: rank.step)),
     _rank_metric("ddpwatch_rank_self_seconds",
                  f"Own work of the rank, the step without sync: {_MEDIAN}. Only this shows a slow rank.",

@@ -22,11 +22,15 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
 MAX_CONNECTIONS: Final = 32
+"""Maximum number of open connections; one more closes the oldest."""
 MAX_HEAD_BYTES: Final = 8192
+"""Maximum length, in bytes, of the head of a request."""
 CONNECTION_S: Final = 5.0
 """Time limit, in seconds, of a connection."""
 CLOSING_S: Final = 5.0
+"""Maximum wait, in seconds, for the thread to end."""
 RECHECK_S: Final = 0.1
+"""Pause, in seconds, before connections are accepted again when file descriptors ran out."""
 Answer: TypeAlias = "tuple[str, bytes] | None"
 """Content type and body; None for 404."""
 _ADDRESS: Final = re.compile(r"(?:\[(?P<v6>[0-9A-Fa-f:.%\w]+)\]|(?P<host>[^\[\]:\s/@]+)):(?P<port>[0-9]{1,5})")

@@ -28,11 +28,14 @@ if TYPE_CHECKING:
     from ddpwatch.view.charts.phase_bar import RankBar
 
 MAP_ROWS: Final = 40
+"""Max rows of the heat map; more ranks share rows."""
 MAP_TOP: Final = 40
 """Upper end of the heat map's color scale, in percent of the step time above the median rank."""
 MAX_MARKS: Final = 40
 """Max alert marks in the all-reduce chart."""
 LABEL_CHARS: Final = 24
+"""Max length of a label, in characters."""
+# Heights in CSS pixels.
 HEIGHT: Final = 300
 SMALL_HEIGHT: Final = 220
 _BAR_HEIGHT: Final = 22

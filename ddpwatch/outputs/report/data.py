@@ -96,29 +96,29 @@ def gather(recorded: Recording, attempt: Attempt, progress: Callable[[int], None
     def sample(frames: int) -> None:
         nonlocal done
         done += frames
-        utilization.sample(readout.state)
+        utilization.sample(reader.state)
         if progress is not None:
             progress(frames)
 
-    readout = StepReader(recorded, attempt, sample)
-    aggregate = RunAggregate.of_run(readout.windows(), tuple(readout.state.ranks))
-    sample(max(readout.frames - done, 0))
-    utilization.sample(readout.state, last=True)
+    reader = StepReader(recorded, attempt, sample)
+    aggregate = RunAggregate.of_run(reader.windows(), tuple(reader.state.ranks))
+    sample(max(reader.frames - done, 0))
+    utilization.sample(reader.state, last=True)
     return Report(
         file_name=sanitize(recorded.path.name, NAME_CHARS),
         number=recorded.attempts.index(attempt) + 1,
         attempts=len(recorded.attempts),
         began_ns=attempt.first_ns,
         ended_ns=attempt.last_ns,
-        state=readout.state,
+        state=reader.state,
         aggregate=aggregate,
         utilization=utilization,
-        alerts=tuple(most_urgent_first(alerts_at_worst(recorded, attempt, readout.state))),
+        alerts=tuple(most_urgent_first(alerts_at_worst(recorded, attempt, reader.state))),
         earlier_bad_ends=_earlier_bad_ends(recorded, attempt),
-        simulated=_is_simulated(readout.state, attempt),
+        simulated=_is_simulated(reader.state, attempt),
         damage=damage_of(recorded, attempt),
         unclosed=lacks_wal(recorded.path),
-        skipped=readout.skipped,
+        skipped=reader.skipped,
         implausible=tuple(sorted(aggregate.implausible)),
         recorded_by=attempt.recorded_by,
     )

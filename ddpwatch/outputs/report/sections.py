@@ -34,7 +34,6 @@ from ddpwatch.view.job_manifest import manifest, missing_facts, recorded_by_fact
 from ddpwatch.view.layout import machine_time
 from ddpwatch.view.outcome_text import longest_text, seconds_text
 from ddpwatch.view.run_view import no_recorded_steps_reason, remarks
-from ddpwatch.view.status import host_count
 from ddpwatch.view.verdict import cost_name, kept_steps_from, of_what, phases_text, when_text
 
 if TYPE_CHECKING:
@@ -50,13 +49,17 @@ if TYPE_CHECKING:
 MAX_ALERTS: Final = 100
 """Max alerts in the report, the most urgent ones."""
 MAX_COSTS: Final = 20
+"""Max ranks in the tables of costs and of excess work."""
 MIN_COST: Final = 0.001
 """Minimum straggler cost, as a fraction of the job's time, that is listed."""
 MAX_POINTS: Final = 24
 """Max rows of a table over time."""
 MAX_EVIDENCE: Final = 24
+"""Max evidence of one alert."""
 MAX_ROWS: Final = 32
+"""Max GPUs in their table."""
 MAX_BUCKETS: Final = 64
+"""Max buckets in the table and chart of them."""
 _GIB: Final = float(1 << 30)
 _GPU_CURVES: Final = (
     ("util_percent", "Utilisation", "%", 1.0, 101.0),
@@ -87,7 +90,7 @@ def key_figures(report: Report) -> Section:
         ("step, median", f"{ms(figures.step_ns())} ms", f"p99 {ms(figures.step_ns(P99))} ms"),
         ("throughput", count(throughput) if throughput else UNPROVEN, each),
         ("effective batch", count(figures.effective_batch) if figures.effective_batch else UNPROVEN, "samples a step"),
-        ("ranks × hosts", f"{count(state.world_size)} × {count(host_count(state))}", ""),
+        ("ranks × hosts", f"{count(state.world_size)} × {count(state.host_count)}", ""),
     ]
     if state.world_size > 1:
         tiles.insert(5, ("all-reduce", UNPROVEN if share is None else percent(share), parts))

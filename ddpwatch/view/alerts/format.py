@@ -26,6 +26,7 @@ MARKS: Final = {
 }
 STALE: Final = "△"
 """Mark of a stale alert."""
+# Decimal places in JSON: costs are fractions, of which 4 places are hundredths of a percent.
 _COST_DIGITS: Final = 4
 _EVIDENCE_DIGITS: Final = 6
 

@@ -31,6 +31,7 @@ STATE_FROM_COLUMNS: Final = 60
 """Width in columns from which on the list has the column STATE."""
 RULE_FROM_COLUMNS: Final = 44
 """Width in columns from which on the list has the column RULE."""
+# Widths of the columns SINCE and STATE, in terminal cells.
 _SINCE_COLUMNS: Final = 12
 _LASTED_COLUMNS: Final = 14
 _UNITS: Final = {"ms": "ms", "percent": "%", "s": "s"}

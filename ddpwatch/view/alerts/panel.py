@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from ddpwatch.core import rule_names as rules
-from ddpwatch.core.alerts.hang_alerts import is_hang
 from ddpwatch.core.detectors import DETECTORS
 from ddpwatch.core.state.sanitize import NAME_CHARS, NOTE_CHARS, sanitize
 from ddpwatch.core.units import duration, percent, plural
@@ -20,34 +19,24 @@ if TYPE_CHECKING:
     from ddpwatch.view.run_view import RunView
 
 BAR_COLUMNS: Final = 24
+"""Width, in terminal cells, of the bar to the timeout; it is shown from twice this width on."""
 MAX_ROWS: Final = 7
-HANG_BEATS: Final = 2
-"""A hang that was not found for this many heartbeat intervals is over."""
-ORDER: Final = (rules.UNEVEN_BATCH, rules.DESYNC, rules.STALL, rules.TIMEOUT)
-"""Rules about hangs, the most specific first."""
+"""Max. height of the banner of a hang, in rows."""
 ROOMY_ROWS: Final = 8
 """Rows from which on the first alert is shown with its advice, even if others do not fit."""
 _INDENT: Final = 2
-
-
-def hang_of(run_view: RunView) -> Alert | None:
-    """The alert on a hang that goes on, without the close delay; None also at an earlier step or after the end."""
-    if run_view.at is not None or run_view.condition == "ended":
-        return None
-    since_ns = run_view.now.now_ns - HANG_BEATS * run_view.state.beat_ns
-    found = [alert for alert in run_view.alerts if is_hang(alert.finding) and alert.last.now_ns >= since_ns]
-    return min(found, key=lambda alert: ORDER.index(alert.finding.rule), default=None)
+"""Indent of wrapped lines, in terminal cells: the width of the mark before the first one."""
 
 
 def stuck_rank(run_view: RunView) -> int | None:
     """The first rank that the others wait for in a hang; None = there is no hang, or no rank to blame."""
-    hang = hang_of(run_view)
+    hang = run_view.hang
     return hang.finding.ranks[0] if hang is not None and hang.finding.ranks else None
 
 
 def hang_lines(run_view: RunView, columns: int) -> list[Line]:
     """The banner of a hang, in place of its alert; empty = there is none."""
-    alert = hang_of(run_view)
+    alert = run_view.hang
     if alert is None:
         return []
     finding, facts = alert.finding, alert.finding.evidence
@@ -101,7 +90,7 @@ class _Panel:
 
     def __init__(self, run_view: RunView, columns: int, most: int) -> None:
         self._run_view, self._columns = run_view, columns
-        self._hang = hang_of(run_view)
+        self._hang = run_view.hang
         self._alerts = [alert for alert in run_view.alerts if alert is not self._hang]
         shown = self._alerts[: max(most, 0)]
         self._messages = [_message(alert, columns) for alert in shown]

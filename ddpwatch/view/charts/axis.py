@@ -14,12 +14,14 @@ if TYPE_CHECKING:
 
 OUTLIER: Final = 5.0
 """Values more than this many times the 95th percentile do not set the scale."""
-NEARLY_ALL: Final = 0.95
 ROOM_ABOVE: Final = 2.0
 """With such outliers the scale ends at this many times the 95th percentile."""
 ROWS_PER_TICK: Final = 2
+"""Min. distance of two ticks of the vertical axis, in rows."""
 MAX_INTERVALS: Final = 4
+"""Max. number of intervals between ticks of the vertical axis."""
 STEP_LABEL_COLUMNS: Final = 14
+"""Min. distance of two labels of the step axis, in terminal cells."""
 LEAST: Final = 1e-12
 """Smaller values count as 0."""
 MOST: Final = 1e15
@@ -33,7 +35,7 @@ def scale_top(values: NDArray[np.float64], marks: Sequence[float] = ()) -> float
     known = values[np.isfinite(values) & (values > 0)]
     top = 0.0
     if len(known):
-        nearly_all = float(np.quantile(known, NEARLY_ALL))
+        nearly_all = float(np.quantile(known, 0.95))
         top = float(known.max())
         if top > OUTLIER * nearly_all:
             top = ROOM_ABOVE * nearly_all

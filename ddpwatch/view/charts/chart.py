@@ -30,6 +30,7 @@ SOLID: Final = EIGHTHS[-1]
 NOTCH: Final = EIGHTHS[6]
 """A mark across solid columns: a gap at the upper edge of their row."""
 HALF_ROW: Final = 4
+"""Eighths of a row from which on the edge of a shaded band fills its row."""
 BEYOND: Final = "▲"
 """The top of a column that exceeds the scale."""
 DASH: Final = "╌"
@@ -188,6 +189,7 @@ GUTTER_COLUMNS: Final = 9
 """Room for the labels of the axis, always the same, so that charts stand in line and do not jump."""
 MIN_PLOT_COLUMNS: Final = 12
 """With fewer columns than this for the plot, the labels are left out."""
+# Min. height of a chart, in rows, for its legend, its axes, and the rule above the step numbers.
 ROWS_FOR_LEGEND: Final = 3
 ROWS_FOR_AXIS: Final = 5
 ROWS_FOR_RULE: Final = 9

@@ -35,7 +35,9 @@ HEAT: Final = (
 CALM_STEPS: Final = 8
 """Where ranks share a line, a glyph is the mean of at least this many steps: one of many ranks always has a hiccup."""
 ROWS_FOR_NOTE: Final = 3
+"""Min. number of rows for the note on folding below the map."""
 MAX_HOST_COLUMNS: Final = 16
+"""Max. width of a host's name, in terminal cells."""
 MIN_MAP_COLUMNS: Final = 8
 """With fewer columns than this for the map, the labels are left out."""
 _BLANK: Final = len(HEAT)

@@ -88,6 +88,7 @@ PARTS: Final = ("data", "forward", "backward", "optimizer", "other", "wire", "wa
 """Parts of a report bar, in order. `sync` replaces wire and waiting where they cannot be split."""
 MAX_BARS: Final = 32
 """With more ranks than this, the report shows only the worst ones, a typical one, and means of hosts."""
+# Max. number of bars of the worst ranks, and of hosts, where not all ranks are shown.
 WORST_BARS: Final = 8
 HOST_BARS: Final = 12
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 EIGHTHS: Final = " ▁▂▃▄▅▆▇█"
 """Blocks by the eighths of a row that they fill."""
 ROOM_ABOVE_MEDIAN: Final = 2.0
+"""The scale ends at this many times the median or higher, so that small variations do not fill the height."""
 
 
 def spark(values: Values, columns: int, *, level: Level = Level.PLAIN, top: float | None = None) -> Line:

@@ -9,8 +9,10 @@ from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
+from ddpwatch.core.alerts.severity import is_long_in_phase
 from ddpwatch.core.limits import LivenessLimits
 from ddpwatch.core.state.gpu import THROTTLE_REASONS
+from ddpwatch.core.state.run import ALIVE
 from ddpwatch.wire import PHASES
 
 if TYPE_CHECKING:
@@ -20,8 +22,6 @@ if TYPE_CHECKING:
     from ddpwatch.view.ranks.columns import Row
     from ddpwatch.wire import Gpu
 
-LONG_IN_SYNC_NS: Final = 1_000_000_000
-"""A rank that has been in communication for longer than this, in ns, is waiting, whatever its steps were like."""
 WORTH_SAYING_PERCENT: Final = 10.0
 """Less waiting than this, in percent of the time, is not shown beside the utilization."""
 MAX_CPU_PERCENT: Final = 99_999.0
@@ -75,13 +75,13 @@ def stale_s(rank: RankState) -> float | None:
 
 def is_current(row: Row) -> bool:
     """Whether the GPU readings of the rank are up to date."""
-    return row.condition in {"ok", "paused"} and stale_s(row.state) is None
+    return row.condition in ALIVE and stale_s(row.state) is None
 
 
 def is_waiting(row: Row) -> bool:
-    """Whether the rank has been in communication so long that it must be waiting."""
+    """Whether the rank has been in communication for so long that it must be waiting, whatever its steps were like."""
     beat = row.state.beat
-    return row.condition == "ok" and beat is not None and beat.phase == _SYNC and beat.phase_ns >= LONG_IN_SYNC_NS
+    return beat is not None and beat.phase == _SYNC and is_long_in_phase(row.state, row.condition)
 
 
 def waiting_percent(row: Row, gpu: Gpu) -> float | None:

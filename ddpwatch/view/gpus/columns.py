@@ -39,6 +39,7 @@ PROCESS: Final = "▄"
 OTHERS: Final = "▂"
 FREE: Final = "·"
 GAP: Final = 2
+"""Distance of columns, in terminal cells."""
 FULL_PERCENT: Final = 100 * 8 / 7
 """Top of the scale of a history, in percent: 100 % leaves an eighth of the row free, so that rows stand apart."""
 LONG_BADGE_COLUMNS: Final = 30

@@ -23,9 +23,11 @@ if TYPE_CHECKING:
     from ddpwatch.view.ranks.columns import Row
     from ddpwatch.wire import Gpu
 
+# Max. numbers of processes and of different Xid errors shown.
 PROCESSES_SHOWN: Final = 6
 XIDS_SHOWN: Final = 3
 WIDE_COLUMNS: Final = 110
+"""Min. width, in terminal cells, for two columns of facts."""
 NAMES: Final = {
     "util_percent": "utilisation", "memory_util_percent": "memory utilisation", "used_bytes": "memory in use",
     "total_bytes": "memory", "own_bytes": "memory of this process", "temperature_c": "temperature",
@@ -172,7 +174,9 @@ def _users(row: Row, gpu: Gpu) -> list[tuple[str, str]]:
 
 
 RANGE_COLUMNS: Final = 22
+"""Width of the range of values beside a curve, in terminal cells."""
 MIN_COLUMNS: Final = 50
+"""Min. width of curves with their labels, in terminal cells."""
 MAX_ROWS: Final = 2
 """Most rows of one curve."""
 

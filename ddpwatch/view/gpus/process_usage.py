@@ -25,9 +25,11 @@ if TYPE_CHECKING:
 
 NOT_REPORTED: Final = "no rank has told of one"
 INSTEAD: Final = "CPU and memory of each rank's process instead."
+# Bounds of the width of CPU bars, in terminal cells.
 BAR_MAX_COLUMNS: Final = 40
 BAR_MIN_COLUMNS: Final = 6
 MAX_CORES: Final = 99_999
+"""Larger numbers of cores are shown as this one, so that they fit their column."""
 
 
 @dataclass(frozen=True)
@@ -150,6 +152,7 @@ PROCESS: Final = (
     Column("CPU", 8, read=_read(lambda used: f"{cpu_percent(used.rank):.0f} %" if used.rank.beat else UNPROVEN)),
 )
 BAR_KEEP: Final = 5
+"""`keep` of the CPU bars: all columns right of them are dropped before."""
 GAUGES: Final = (
     Column("OF ITS CORES", 18, 4, _read(lambda used: cpu_share(used.rank))),
     Column("RSS", 7, 3, _read(lambda used: _size(_rss_bytes(used.rank)))),

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from ddpwatch.view.run_view import RunView
 
 GUTTER_COLUMNS: Final = 2
+"""Width left of the table for the cursor and the arrows, in terminal cells."""
 ROOMY_ROWS: Final = 8
 """Tables with fewer rows have no legend."""
 BY_HOST_UP_TO: Final = 32

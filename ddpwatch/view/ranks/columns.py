@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from ddpwatch.core import rule_names as rules
 from ddpwatch.core.alerts.hang_alerts import is_hang, is_suspect
 from ddpwatch.core.alerts.model import Severity
-from ddpwatch.core.alerts.severity import OF_CONDITION, rank_severity
+from ddpwatch.core.alerts.severity import OF_CONDITION, is_long_in_phase, rank_severity, steady_severity
 from ddpwatch.core.state.rank import frozen_rank
+from ddpwatch.core.state.run import ALIVE
 from ddpwatch.core.units import UNPROVEN, ms, percent, size
 from ddpwatch.view.alerts.format import MARKS
 from ddpwatch.view.cells import Cell, Level
@@ -32,8 +33,6 @@ if TYPE_CHECKING:
     from ddpwatch.core.state.run import Condition, RunState
     from ddpwatch.wire import Beat
 
-LONG_IN_PHASE_NS: Final = 1_000_000_000
-"""A rank that has been in one phase for longer than this, in ns, says so."""
 _CALM: Final[dict[Condition, Cell]] = {
     "ok": Cell("ok", Level.OK),
     "paused": Cell("‖ paused", Level.WARN),
@@ -58,7 +57,9 @@ class Row(NamedTuple):
     @property
     def severity(self) -> Severity | None:
         """Severity of the rank, or at the step that is shown; None = nothing is wrong."""
-        return rank_severity(self.state, "ok" if self.then else self.condition, self.finding)
+        if self.then:
+            return None if self.finding is None else self.finding.severity
+        return rank_severity(self.state, self.condition, self.finding)
 
     @property
     def waited_for(self) -> bool:
@@ -85,7 +86,7 @@ def rows_of(
 
 def badge(row: Row) -> Cell:
     """The state of a rank in a few words, with the reason if there is one."""
-    condition, severity, beat, bye, finding = row.condition, row.severity, row.state.beat, row.state.bye, row.finding
+    condition, severity, beat, finding = row.condition, row.severity, row.state.beat, row.finding
     if row.then:
         return _past_badge(row)
     calm = Cell(f"‖ {beat.pause}", Level.WARN) if condition == "paused" and beat else _CALM.get(condition)
@@ -93,12 +94,11 @@ def badge(row: Row) -> Cell:
     if condition in {"ok", "silent"} and finding is not None and is_suspect(finding) and beat:
         where = "silent" if condition == "silent" else PHASES[beat.phase]
         text = "out of line" if finding.rule == rules.DESYNC else f"not come: {where}"
-    elif condition == "ok" and beat and beat.phase_ns >= LONG_IN_PHASE_NS:
+    elif beat and is_long_in_phase(row.state, condition):
         text = f"{beat.phase_ns / 1e9:.0f} s in {PHASES[beat.phase]}"
-        severity = max(severity or Severity.WARNING, Severity.WARNING)
     elif condition == "ok" and finding is not None:
         text = _found(row, finding)
-    elif condition == "ended" and bye and bye.reason == "off":
+    elif condition == "ended" and row.state.agent_off:
         text = "agent off"
     if text or calm is None:
         return _marked(text or condition, severity or Severity.INFO)
@@ -114,7 +114,7 @@ def _past_badge(row: Row) -> Cell:
     """The finding at that step; else the current condition, marked as such."""
     if row.finding is not None:
         return _marked(_found(row, row.finding), row.finding.severity)
-    if row.condition in {"ok", "paused"}:
+    if row.condition in ALIVE:
         return Cell("ok" if row.figures is not None else UNPROVEN, Level.DIM)
     return Cell(f"now {row.condition}", Level.DIM)
 
@@ -126,7 +126,7 @@ def _found(row: Row, finding: Finding) -> str:
 
 def attention(row: Row) -> tuple[int, bool, float, int]:
     """Sort key that puts urgent ranks first and leaves healthy ones in their order."""
-    severity = row.severity
+    severity = steady_severity(row.state, "ok" if row.then else row.condition, row.finding)
     # By findings and not by figures: the figures of the ranks of a slow host change places with every step.
     cost = row.finding.cost or 0.0 if row.finding else 0.0
     return 1 if severity is None else -severity, row.condition not in OF_CONDITION, -cost, row.state.rank

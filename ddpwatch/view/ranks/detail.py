@@ -107,6 +107,7 @@ def _alerts(alerts: Sequence[Alert], columns: int) -> list[Line]:
 MAX_TIMES: Final = 9.99
 """A difference of more than this many times the others' time is shown in milliseconds only."""
 _MIN_BAR_COLUMNS: Final = 8
+"""Min. width of the compared bars, in terminal cells."""
 _PIECES: Final = {piece.name: piece for piece in PIECES}
 _OWN: Final = frozenset({"data", "forward", "backward", "optimizer", "other", "= self"})
 """The rank's own work, which holds the others up if it takes longer."""
@@ -251,11 +252,14 @@ def _cost(run_view: RunView, row: Row, mine: RankFigures, others: int, columns: 
 
 
 STRIP_ROWS: Final = 4
+"""Height of the strip, in rows."""
 MAX_STEPS: Final = 150
+"""Max. number of steps in the strip."""
 BASE: Final = "░"
 ROOM_ABOVE: Final = 4 / 3
 """Top of the scale relative to the median step, which leaves a quarter of the height free."""
 _LABEL_COLUMNS: Final = 8
+"""Width of the labels of the axis, in terminal cells."""
 _PER_ROW: Final = 8
 """Heights that a cell can show."""
 
@@ -317,6 +321,7 @@ def _cells(heights: NDArray[np.int64], medians: NDArray[np.int64], floor: int) -
     return line
 
 
+# Max. numbers of frames of a stack and of collectives shown, the innermost and the latest.
 MAX_FRAMES: Final = 16
 MAX_COLLECTIVES: Final = 4
 NONE_YET: Final = "It was asked for its stack and has not answered: it is stopped, or something holds Python's lock."

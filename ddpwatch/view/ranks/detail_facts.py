@@ -6,6 +6,7 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Final
 
 from ddpwatch.core.diagnosis.exits import why_no_heartbeat
+from ddpwatch.core.state.run import ALIVE
 from ddpwatch.core.units import UNPROVEN, count, duration, percent, plural, size
 from ddpwatch.view.cells import Cell, Level
 from ddpwatch.view.gpus.busy_and_waiting import cpu_percent, stale_s
@@ -22,9 +23,11 @@ if TYPE_CHECKING:
     from ddpwatch.wire import Beat, Hello, Loader
 
 NOTES_SHOWN: Final = 3
-_WORTH_SAYING: Final = 0.01
+"""Max. number of notes shown, the newest."""
+_MIN_STARVATION: Final = 0.01
 """Smallest CPU starvation that is shown, as a fraction of the time."""
 SETTINGS_SHOWN: Final = 12
+"""Max. number of DDP settings shown."""
 KINDS: Final = {
     "ddp": "DistributedDataParallel",
     "contains-ddp": "holds a DistributedDataParallel",
@@ -71,9 +74,9 @@ def _process(run_view: RunView, row: Row) -> list[tuple[str, str]]:
         ("CPU", f"{cpu_percent(rank):.0f} %" + (f", {share}" if share else "")),
         ("RSS", (size(beat.rss_bytes) if beat.rss_bytes else UNPROVEN) + (f", {change}" if change else "")),
     ]
-    if (waited := rank.cpu_starvation.lately) is not None and waited >= _WORTH_SAYING:
+    if (waited := rank.cpu_starvation.lately) is not None and waited >= _MIN_STARVATION:
         pairs.insert(1, ("no core", f"for {percent(waited)} of the time in which it could have run"))
-    if row.condition in {"ok", "paused"}:
+    if row.condition in ALIVE:
         pairs.append(("now", f"in {PHASES[beat.phase]} for {_short(beat.phase_ns)}"))
     elif rank.last_received_ns is not None:
         pairs.append(("last heard", f"{duration((run_view.now.now_ns - rank.last_received_ns) / 1e9)} ago"))

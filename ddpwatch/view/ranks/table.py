@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from ddpwatch.view.run_view import Extent
 
 BAR_MIN_COLUMNS: Final = 12
+"""Min. width of the bars, in terminal cells."""
 BAR_STEADY_SHARE: Final = 0.25
 """The bars take at least this share of a table whose widths do not depend on its content."""
 HOST_KEEP: Final = 9
@@ -31,8 +32,9 @@ ROOMY_COLUMNS: Final = 100
 """From this width on, columns are two blanks apart and every rank shows its host and pid."""
 EDGE_FROM_COLUMNS: Final = 60
 """From this width on, the last column stays clear of the edge."""
-_STATE_COLUMNS: Final = (20, 30)
-"""Bounds of the last column, which takes a fifth of the width."""
+_STEADY_STATE_COLUMNS: Final = (20, 30)
+"""Bounds, in terminal cells, of STATE where widths do not depend on the content: it takes a fifth of the table."""
+# Max. widths, in terminal cells, of columns that are as wide as their content.
 _STATE_MAX_COLUMNS: Final = 24
 _HOST_MAX_COLUMNS: Final = 20
 BY_RANK_UP_TO: Final = 16
@@ -85,7 +87,7 @@ def rank_table(rows: Sequence[Row], columns: int, *, show_host: bool) -> list[Li
 def _steady_widths(chosen: Sequence[Column[Row]], extent: Extent, columns: int) -> dict[str, int]:
     # One more than the title, for the mark of the sorted column.
     widths = {column.title: max(column.width, len(column.title) + 1) for column in chosen}
-    least, most = _STATE_COLUMNS
+    least, most = _STEADY_STATE_COLUMNS
     return widths | {
         "RANK": max(widths["RANK"], extent.rank_columns),
         "HOST": max(len("HOST▾"), min(extent.host_columns, _HOST_MAX_COLUMNS)),

@@ -397,7 +397,7 @@ def test_a_device_that_is_used_later_is_read_from_then_on(driver):
     assert [gpu.temperature_c for gpu in reported.gpus] == [60, 61]
 
 
-def test_an_error_of_its_own_ends_the_reading_and_is_told(driver, monkeypatch):
+def test_an_error_of_its_own_ends_the_reading_and_is_reported(driver, monkeypatch):
     driver(1)
     monkeypatch.setattr(DeviceReader, "read", lambda *args: 1 / 0)
     with sampling(0) as sampler:

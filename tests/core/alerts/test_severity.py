@@ -4,9 +4,10 @@ import pytest
 
 from ddpwatch import wire
 from ddpwatch.core.alerts.model import Alert, Severity
-from ddpwatch.core.alerts.severity import findings_by_rank, rank_severity
+from ddpwatch.core.alerts.severity import findings_by_rank, rank_severity, steady_severity
+from ddpwatch.core.limits import LivenessLimits
 from ddpwatch.core.state.run import RunState
-from tests.builders.fake_rank import make_snap
+from tests.builders.fake_rank import make_beat, make_snap
 from tests.builders.findings import at, finding
 
 
@@ -37,6 +38,24 @@ def test_a_rank_is_as_bad_as_the_worse_of_its_condition_and_its_finding(conditio
     named = None if found is None else finding(severity=found)
 
     assert rank_severity(make_rank(), condition, named) is severity
+
+
+@pytest.mark.parametrize(
+    ("condition", "found", "marked"),
+    [
+        ("ok", None, Severity.WARNING),
+        ("ok", Severity.INFO, Severity.WARNING),
+        ("ok", Severity.CRITICAL, Severity.CRITICAL),
+        ("paused", None, None),
+        ("ended", None, None),
+    ],
+)
+def test_a_rank_that_is_long_in_one_phase_is_marked_and_keeps_its_place(condition, found, marked):
+    rank, named = make_rank(), None if found is None else finding(severity=found)
+    rank.beat = make_beat(0, 6, phase_ns=LivenessLimits.LONG_IN_PHASE_NS)
+
+    assert rank_severity(rank, condition, named) is marked
+    assert steady_severity(rank, condition, named) is found
 
 
 def test_a_rank_whose_agent_switched_itself_off_is_a_warning():

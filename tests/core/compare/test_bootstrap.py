@@ -1,4 +1,4 @@
-"""Two runs side by side: of made-up ones it is known whether they differ."""
+"""Two runs side by side: of synthetic ones it is known whether they differ."""
 
 import numpy as np
 import pytest
@@ -25,7 +25,7 @@ def pairs():
     return [(sample(2 * seed), sample(2 * seed + 1)) for seed in range(SEEDS)]
 
 
-def test_of_runs_of_the_same_thing_no_difference_is_told(pairs):
+def test_equal_runs_do_not_differ(pairs):
     """In 95 of 100 pairs; `benchmarks/comparison.py` looks at more of them."""
     found = [compare(a, b) for a, b in pairs]
 
@@ -87,7 +87,7 @@ def test_noisy_runs_differ_where_they_do_and_are_as_certain_as_they_are():
 
 @pytest.mark.parametrize(("longer", "verdict"), [(1.006, "too small"), (0.994, "too small"), (1.02, "slower")])
 def test_what_is_proven_and_hardly_anything_is_called_so_and_not_noise(longer, verdict):
-    """Of very even steps: the interval tells that they differ, and by how little."""
+    """Of very even steps: the interval shows that they differ, and by how little."""
     steps = compare(sample(1, drift=0.0), sample(2, drift=0.0, step_ms=100.0 * longer)).steps
 
     assert steps.change.value == pytest.approx(longer - 1.0, abs=0.003)
@@ -244,7 +244,7 @@ def two_kinds(seed, *, every, factor, steps=400):
     return StepSample([window_from_phases(rows)])
 
 
-def test_steps_of_two_kinds_are_told_by_means_so_that_long_ones_that_are_fewer_count():
+def test_steps_of_two_kinds_are_compared_by_means_so_that_long_ones_that_are_fewer_count():
     """The usual step is the same; the run takes a quarter longer."""
     found = compare(sample(1, drift=0.0), two_kinds(2, every=4, factor=2.0))
 

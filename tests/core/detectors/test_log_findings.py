@@ -1,4 +1,4 @@
-"""What the watched logs say, beside what the ranks tell themselves: once."""
+"""Findings from watched logs beside those from the ranks: each is reported once."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_a_signal_to_the_launcher_is_reported_with_the_ranks_that_it_ended():
     assert "ended from outside by SIGTERM" in finding.evidence["logs"]
 
 
-def told_in_time(monitor, seconds):
+def reported_in_time(monitor, seconds):
     """Rules with an alert above INFO at any evaluation of the next seconds."""
     reported = set()
     for _ in range(int(seconds * SECOND / EvaluationLimits.INTERVAL_NS)):
@@ -88,10 +88,10 @@ def test_an_abort_that_is_in_the_log_before_the_end_is_seen_is_reported_once(lin
     """The line is read at once; the end of a process counts once no other can have been the first."""
     state = logged(beating(dict.fromkeys(range(4), 99.9), now_s=100), line)
     monitor = Monitor(state)
-    assert told_in_time(monitor, 0.75) == set()
+    assert reported_in_time(monitor, 0.75) == set()
     ended_with(state, {0: -6, 1: -15, 2: -15, 3: -15})
 
-    assert told_in_time(monitor, 6) == {("rank-lost", "aborted")}
+    assert reported_in_time(monitor, 6) == {("rank-lost", "aborted")}
     evidence = monitor.book.open["rank-lost", "aborted"].finding.evidence
     assert evidence["line_1"] == f"job.log:1 {line}"
 
@@ -101,7 +101,7 @@ def test_an_abort_with_known_operations_is_reported_once_with_the_rank_out_of_li
     state = logged(broken(0, {1: LARGE, 2: SMALL, 3: SMALL}).state, line)
     monitor = Monitor(state)
 
-    assert told_in_time(monitor, 6) == {("desync", "broken")}
+    assert reported_in_time(monitor, 6) == {("desync", "broken")}
     reported = monitor.book.open["desync", "broken"].finding
     assert (reported.ranks, "line_1" in reported.evidence) == ((1,), True)
 
@@ -111,7 +111,7 @@ def test_a_log_without_a_culprit_opens_an_alert_where_nothing_else_explains_it()
     monitor = Monitor(state)
     for _ in range(5):
         outlived(state)
-        reported = told_in_time(monitor, 0.75)
+        reported = reported_in_time(monitor, 0.75)
 
     assert reported == {("desync", "logs")}
 
@@ -120,8 +120,8 @@ def test_a_failure_is_reported_once_though_its_line_is_read_before_it_is_settled
     state = logged(beating({}), RAISED)
     monitor = Monitor(state)
     state.apply(wire.Bye(rank=1, seq=5, reason="failed", text="ValueError: bad", mono_ns=1), state.now_ns)
-    reported = told_in_time(monitor, 0.25)
-    reported |= (outlived(state), told_in_time(monitor, 0.5))[1]
+    reported = reported_in_time(monitor, 0.25)
+    reported |= (outlived(state), reported_in_time(monitor, 0.5))[1]
 
     assert reported == {("rank-failed", "rank 1")}
 
@@ -133,5 +133,5 @@ def test_a_killed_or_crashed_rank_is_reported_once_though_the_launcher_logs_its_
     state = ended_with(beating(dict.fromkeys(range(4), 99.9), now_s=100), {2: code, 0: -15, 1: -15, 3: -15})
     monitor = Monitor(logged(state, *report))
 
-    assert told_in_time(monitor, 4) == {("rank-lost", "rank 2")}
+    assert reported_in_time(monitor, 4) == {("rank-lost", "rank 2")}
     assert "logs" in monitor.book.open["rank-lost", "rank 2"].finding.evidence

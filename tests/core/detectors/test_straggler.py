@@ -1,4 +1,4 @@
-"""The straggler rule on made-up runs whose truth is known: who it was, in which phase, and when nobody was."""
+"""The straggler rule on synthetic runs whose truth is known: rank, phase, and no alert in healthy runs."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ def test_wire_and_waiting_add_up_to_the_share():
     assert by_column == [pytest.approx([part] * 50) for part in (share, wire, wait)]
 
 
-def test_where_a_rank_is_missing_wire_and_waiting_are_not_told():
+def test_where_a_rank_is_missing_wire_and_waiting_are_unknown():
     aggregate = aggregate_of(window([FAST, FAST, SLOW], world=4))
 
     share, wire, wait = aggregate.shares()
@@ -75,7 +75,7 @@ def test_a_run_of_any_length_has_the_same_number_of_columns():
     assert aggregate.over_time["steps"].sum() == 20_000
 
 
-def test_the_map_shows_who_was_slow_and_when():
+def test_the_map_shows_which_rank_was_slow_and_when():
     aggregate = aggregate_of(window([FAST] * 4, steps=60), window([FAST, SLOW, FAST, FAST], first=61, steps=60))
     excess = aggregate.excess_over_time()
 
@@ -125,14 +125,14 @@ def test_odd_steps_now_in_one_phase_and_now_in_another_name_none():
 
 
 def frozen(seconds, culprit=2, step=101, others="sync", phase="other"):
-    """One step in which a rank takes so long for something, while the others wait for it or do the same."""
+    """One step in which a rank takes `seconds` for a phase, while the others wait for it or do the same."""
     rows = [dict(zip(PHASES, FAST, strict=True)) for _ in range(4)]
     for rank, row in enumerate(rows):
         row[phase if rank == culprit else others] += 1000 * seconds
     return window([tuple(row.values()) for row in rows], first=step, steps=1)
 
 
-def test_a_rank_that_was_stuck_once_is_told_with_its_standstill():
+def test_a_rank_that_was_stuck_once_has_its_hung_step():
     aggregate = aggregate_of(window([FAST] * 4, steps=100), frozen(8), window([FAST] * 4, first=102, steps=100))
     (cost,) = aggregate.costs()
 
@@ -142,7 +142,7 @@ def test_a_rank_that_was_stuck_once_is_told_with_its_standstill():
     assert cost.hung.longest_s == pytest.approx(8.040)
 
 
-def test_standstills_are_counted_and_added_up_for_each_rank():
+def test_hung_steps_are_counted_and_added_up_for_each_rank():
     parts = [frozen(seconds, culprit, step) for seconds, culprit, step in ((3, 2, 101), (8, 2, 102), (5, 1, 103))]
     aggregate = aggregate_of(window([FAST] * 4, steps=100), *parts)
     both, of_two, of_none = aggregate.hung_steps(), aggregate.hung_steps({2}), aggregate.hung_steps({0})
@@ -153,7 +153,7 @@ def test_standstills_are_counted_and_added_up_for_each_rank():
     assert of_none is None
 
 
-def test_what_all_do_at_once_is_a_standstill_of_nobody():
+def test_what_all_do_at_once_is_a_hung_step_of_no_rank():
     aggregate = aggregate_of(window([FAST] * 4, steps=100), frozen(8, others="other"))
 
     assert aggregate.hung_steps().rank is None
@@ -169,7 +169,7 @@ def test_the_phases_of_a_rank_that_was_slow_and_stuck_are_those_it_was_slow_in()
 
 
 def test_in_the_map_a_column_is_time_over_time_and_never_above_all_of_it():
-    """A column of some steps, of which one stood still, is nearly all standstill."""
+    """A column of some steps, of which one hung, is nearly all hung time."""
     aggregate = aggregate_of(
         window([FAST] * 4, steps=300), frozen(6, step=301), window([FAST] * 4, first=302, steps=300)
     )
@@ -183,7 +183,7 @@ def test_in_the_map_a_column_is_time_over_time_and_never_above_all_of_it():
     assert aggregate_of(window(late, steps=1), ranks=3).excess_over_time().max() == 100
 
 
-def test_one_standstill_does_not_make_slow_steps_look_fast():
+def test_one_hung_step_does_not_make_slow_steps_look_fast():
     slow = [FAST, FAST, SLOW, FAST]
     aggregate = aggregate_of(window(slow, steps=100), frozen(8), window(slow, first=102, steps=100))
     aggregate.add(window([FAST] * 4, first=202, steps=400))
@@ -238,7 +238,7 @@ def test_a_history_that_comes_late_is_counted_with_the_rest():
     assert timeline.aggregate.steps == 59
 
 
-def test_without_all_ranks_nothing_is_told():
+def test_without_all_ranks_nothing_is_shown():
     state, timeline = RunState("x", "sim", 3), Timeline()
     for rank in (0, 1):
         snapped(state, rank, 0, 60)

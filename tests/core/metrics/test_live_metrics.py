@@ -56,7 +56,7 @@ def test_the_share_is_wire_plus_waiting():
     assert figures.wire_share + figures.wait_share == pytest.approx(figures.share)
 
 
-def test_two_ranks_that_are_late_for_one_meeting_each_are_waited_for_twice():
+def test_two_ranks_that_are_late_for_one_sync_point_each_are_waited_for_twice():
     figures = measure(make_state({0: steps(1, 2, sync=11, presync_ns=MS), 1: steps(1, 2, sync=11, presync_ns=10 * MS)}))
 
     assert figures.wire_share == pytest.approx(2 / 39)
@@ -139,7 +139,7 @@ def test_with_a_rank_missing_wire_and_waiting_are_unproven():
 
 
 def test_a_rank_that_fell_silent_in_a_hang_still_counts():
-    """Nobody trained on without it, so the last figures are those of the whole world."""
+    """No rank trained on without it, so the last figures are those of the whole world."""
     state = slow_run()
     for rank in (0, 1, 3):
         state.apply(make_beat(rank, seq=3), LivenessLimits.NO_HEARTBEAT_NS + 1)

@@ -1,4 +1,4 @@
-"""Scaling against a baseline: what is lost is told in parts that add up, and of made-up runs the parts are known."""
+"""Scaling against a baseline: the losses add up, and those of synthetic runs are known."""
 
 from dataclasses import replace
 
@@ -54,7 +54,7 @@ def test_whatever_is_lost_can_be_drawn(baseline, run, columns):
     assert set(scaling_object(result)["parts"]) == {"wire", "waiting", "data", "compute"}
 
 
-def test_four_ranks_are_told_in_one_sentence():
+def test_four_ranks_in_one_sentence():
     one = profile(1, data=2.0, compute=81.0)
     four = profile(4, data=4.0, compute=81.0, wire=9.0, wait=6.0, waited_for=(3,))
 
@@ -128,8 +128,8 @@ def test_figures_of_now_tell_what_windows_tell():
     assert now.samples_per_s == pytest.approx(whole.samples_per_s)
 
 
-def test_the_parts_are_the_shares_and_the_speed_is_the_throughput_that_are_told_of_the_run():
-    """Some odd steps move totals and not medians: both must be told by the same."""
+def test_the_parts_are_the_shares_and_the_speed_is_the_throughput_of_the_run():
+    """Some odd steps move totals and not medians: both must come from the same."""
     one, four = Scenario(1).phases_ns(), Scenario(4, faults=(Fault((2,), "backward", 0.3, onset=0),)).phases_ns()
     one[:, 3] = 0
     one[:, 2, ::7] *= 3
@@ -159,17 +159,17 @@ def test_the_parts_are_the_shares_and_the_speed_is_the_throughput_that_are_told_
     assert now.samples_per_s == pytest.approx(StepSample([last]).profile().samples_per_s)
 
 
-def test_where_medians_come_to_another_speed_up_both_are_told():
-    """Long steps of the baseline make it slower as a whole, and not in its usual step, which tables tell."""
+def test_where_medians_give_another_speedup_both_are_shown():
+    """Long steps of the baseline make it slower as a whole, and not in its median step, which tables show."""
     one, four = Scenario(1).phases_ns(), Scenario(4).phases_ns()
     one[:, 3] = 0
-    even, four_told = aggregate_of(window_from_phases(one), ranks=1), aggregate_of(window_from_phases(four), ranks=4)
+    even, of_four = aggregate_of(window_from_phases(one), ranks=1), aggregate_of(window_from_phases(four), ranks=4)
     one[:, 2, ::7] *= 5
     uneven = aggregate_of(window_from_phases(one), ranks=1)
     last = figures_of(window_from_phases(four[:, :, -50:]))
 
-    result = scaling(uneven.profile(), four_told.profile())
-    usual = 4 * uneven.step_ns() / four_told.step_ns()
+    result = scaling(uneven.profile(), of_four.profile())
+    usual = 4 * uneven.step_ns() / of_four.step_ns()
     assert result.median_speedup == pytest.approx(usual, rel=0.01)
     assert result.medians_differ
     assert f"{result.speedup:.2f}× as fast as one over all time ({usual:.2f}× by medians): " in scaling_sentence(result)
@@ -184,7 +184,7 @@ def test_where_medians_come_to_another_speed_up_both_are_told():
     # What one has who divides the throughput on the screen by that of the baseline.
     assert now.median_speedup == pytest.approx(last.samples_per_s * uneven.step_ns() / 32e9, rel=0.01)
 
-    alike = scaling(even.profile(), four_told.profile())
+    alike = scaling(even.profile(), of_four.profile())
     assert not alike.medians_differ
     assert "medians" not in scaling_sentence(alike)
     assert scaling_object(scaling(profile(1), profile(4)))["median_speedup"] is None
@@ -257,7 +257,7 @@ def test_a_baseline_of_several_ranks_is_said():
     assert scaling_sentence(result) == "4 ranks run 1.80× as fast as 2: 90 %; 10 % wire"
 
 
-def test_one_rank_has_no_share_that_is_told_and_is_a_baseline_all_the_same():
+def test_one_rank_has_no_share_and_is_a_baseline_all_the_same():
     alone = aggregate_of(window_from_phases(Scenario(1).phases_ns()), ranks=1)
     figures = alone
 

@@ -48,7 +48,7 @@ def test_following_in_pieces_is_following_at_once(flush_steps, looks):
     assert pieces.newest == 149 - 1 * scenario.evaluates_in(149)
 
 
-def test_what_is_told_of_a_step():
+def test_the_series_of_a_step():
     slow, fast = train(1, 3, backward=26), train(1, 3, sync=12)
     timeline = followed(make_run({0: fast, 1: fast, 2: slow}))
     steps = timeline.steps()
@@ -86,7 +86,7 @@ def test_unusual_steps_and_the_first_one_are_left_out():
     assert (timeline.oldest, timeline.newest) == (1, 14)
 
 
-def test_a_step_that_one_rank_never_told_is_a_gap():
+def test_a_step_that_one_rank_never_reported_is_a_gap():
     timeline = followed(make_run({0: train(1, 20), 1: [step for step in train(1, 20) if step.index != 8]}))
 
     assert timeline.steps().tolist() == [*range(1, 8), *range(9, 21)]
@@ -168,7 +168,7 @@ def test_steps_can_be_asked_for_up_to_one_and_so_many():
     assert timeline.steps(upto=0).tolist() == []
 
 
-def test_nothing_heard_is_nothing_told():
+def test_nothing_received_is_nothing_shown():
     timeline = followed(RunState("x", "train", 4))
 
     assert (timeline.oldest, timeline.newest) == (-1, -1)

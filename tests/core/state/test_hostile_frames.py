@@ -152,7 +152,7 @@ def assert_bounded(monitor):
     assert set(monitor.state.ranks) == set(range(WORLD))
 
 
-def assert_told(monitor, liar=LIAR):
+def assert_named(monitor, liar=LIAR):
     alert = monitor.book.open["lossy", f"rank {liar}"]
     assert alert.finding.ranks == (liar,)
     assert f"rank {liar}" in alert.finding.message
@@ -173,7 +173,7 @@ def test_a_rank_that_lies_about_its_steps_is_named_and_the_slow_one_is_found(lie
     monitor = received(lie)
 
     assert stragglers(monitor) == HONEST
-    assert_told(monitor)
+    assert_named(monitor)
     assert_bounded(monitor)
     assert measure(monitor.state) is not None
 
@@ -185,7 +185,7 @@ def test_a_rank_that_lies_about_its_steps_is_named_and_the_slow_one_is_found(lie
 def test_a_rank_whose_steps_cannot_be_used_is_named(lie):
     monitor = received(lie)
 
-    assert_told(monitor)
+    assert_named(monitor)
     assert_bounded(monitor)
 
 
@@ -204,7 +204,7 @@ def test_beside_a_rank_that_counts_far_ahead_the_slow_one_is_found(lie):
 
 @pytest.mark.parametrize("lie", AHEAD.values(), ids=AHEAD)
 def test_a_rank_that_counts_far_ahead_is_named(lie):
-    assert_told(received(lie))
+    assert_named(received(lie))
 
 
 def test_frames_without_a_rank_are_counted_unassigned():
@@ -218,7 +218,7 @@ def test_a_lying_first_rank_is_found_as_well_as_a_lying_last_one(lie):
     monitor = received(lie, liar=0)
 
     assert stragglers(monitor) == HONEST
-    assert_told(monitor, liar=0)
+    assert_named(monitor, liar=0)
 
 
 @pytest.mark.parametrize("fields", [(-5, 1, 1, 1, 1, 1), (math.nan, 1, 1, 1, 1, 1), (1, 1, 1, math.inf, 1, 1)], ids=str)

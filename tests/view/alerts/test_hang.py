@@ -7,6 +7,7 @@ from hypothesis import given
 
 from ddpwatch import wire
 from ddpwatch.core.diagnosis.outcome import outcome_of
+from ddpwatch.core.limits import LivenessLimits
 from ddpwatch.view.alerts.page import alert_facts, alert_list
 from ddpwatch.view.alerts.panel import alert_panel, hang_lines, stuck_rank
 from ddpwatch.view.columns import Ordering
@@ -71,22 +72,43 @@ def test_the_banner_is_not_shown_at_an_earlier_step():
     assert hang_lines(make_run_view(drawn.monitor, at=50, paused=True), 100) == []
 
 
-def test_a_run_that_has_ended_does_not_hang():
-    drawn = replace(hanging(), condition="ended")
-
+def assert_no_hang_on_any_screen(drawn, condition):
     assert hang_lines(drawn, 100) == []
-    assert "HANGS" not in page([header_line(drawn, 100)])
+    assert stuck_rank(drawn) is None
+    assert condition.upper() in page([header_line(drawn, 100)])
+    assert texts(status_screen(drawn, 100))[0].endswith(condition)
 
 
-def test_a_hang_that_is_over_leaves_the_top_before_its_alert_closes():
-    drawn = hanging()
-    now_ns = drawn.now.now_ns
-    within, over = (replace(drawn, now=replace(drawn.now, now_ns=now_ns + ms * 1_000_000)) for ms in (400, 600))
+def test_a_run_that_has_ended_does_not_hang():
+    monitor = hanging().monitor
+    for rank in range(4):
+        monitor.state.apply(wire.Bye(rank=rank, seq=7, reason="failed", text="", mono_ns=9), monitor.state.now_ns)
 
-    assert "HANGS" in page([header_line(within, 100)])
-    assert hang_lines(within, 100) == hang_lines(drawn, 100)
-    assert "HANGS" not in page([header_line(over, 100)])
-    assert hang_lines(over, 100) == []
+    assert_no_hang_on_any_screen(current_view(monitor), "■ ended")
+
+
+def test_a_hang_whose_ranks_fall_silent_is_a_hang_on_every_screen():
+    monitor = hanging().monitor
+    monitor.tick(monitor.state.now_ns + 2 * LivenessLimits.NO_HEARTBEAT_NS)
+    drawn = current_view(monitor)
+
+    assert drawn.condition == "silent"
+    assert "has not joined" in page(hang_lines(drawn, 100))
+    assert "✖ HANGS" in page([header_line(drawn, 100)])
+    assert texts(status_screen(drawn, 100))[0].endswith("✖ hangs")
+    assert outcome_of(drawn.state, drawn.alerts).stuck_on is drawn.hang
+
+
+def test_a_hang_leaves_the_top_with_the_next_step_of_all_ranks_before_its_alert_closes():
+    monitor = hanging().monitor
+    for rank in range(4):
+        assert current_view(monitor).hang is not None, "a rank has not done the step"
+        done = make_beat(rank, 7, mono_ns=101 * SECOND, step=121, steps=[make_step(120)], groups=[make_group(1043)])
+        monitor.ingest(wire.encode(done), 101 * SECOND)
+    over = current_view(monitor)
+
+    assert_no_hang_on_any_screen(over, "● live")
+    assert outcome_of(over.state, over.alerts).stuck_on is None
     assert "has not joined" in page(alert_panel(over, 100, 20)), "it is open as long as it may come back"
 
 
@@ -135,22 +157,13 @@ def test_status_shows_a_hang_and_marks_the_missing_rank_also_in_a_low_window():
     assert next(line for line in low if "ONE STEP" not in line and "✖ not come" in line).split()[0] == "9"
 
 
-def test_status_shows_no_hang_once_all_ranks_have_finished_another_step():
-    monitor = hanging().monitor
-    for rank in range(4):
-        done = make_beat(rank, 7, mono_ns=101 * SECOND, step=121, steps=[make_step(120)], groups=[make_group(1043)])
-        monitor.ingest(wire.encode(done), 101 * SECOND)
-
-    assert ("stall", "group 0") in monitor.book.open, "it may come back"
-    assert texts(status_screen(current_view(monitor), 100))[0].endswith("● live")
-
-
 def test_one_whose_data_has_ended_is_shown_as_a_hang_too():
     """The rule itself is tested with the detectors."""
     drawn = hanging()
     (stall,) = (alert for alert in drawn.alerts if alert.finding.rule == "stall")
     ended = replace(stall, finding=replace(stall.finding, rule="uneven-batch"))
-    drawn = replace(drawn, alerts=(ended,))
+    drawn.monitor.book.open = {ended.key: ended}
+    drawn = current_view(drawn.monitor)
 
     assert "has not joined" in page(hang_lines(drawn, 100))
     assert stuck_rank(drawn) == 2

@@ -1,4 +1,4 @@
-"""Types of message fields, with the limits that encoder and decoder keep."""
+"""Limits of messages and their fields, which encoder and decoder keep, as types of fields."""
 
 from __future__ import annotations
 
@@ -12,17 +12,25 @@ if TYPE_CHECKING:
 WIRE_VERSION: Final = 2
 NO_MESSAGE: Final = b"\xc1"
 """First byte of a step table in a recording; msgpack never uses it, so no message begins with it."""
+# Upper bounds of messages and of the lists in them: senders cut to them, and the decoder refuses what exceeds them.
 MAX_FRAME_BYTES: Final = 1 << 20
 MAX_TOPIC_BYTES: Final = 64
 MAX_SNAP_STEPS: Final = 600
+"""Steps in one snapshot."""
 MAX_STEPS: Final = 4096
 """Steps in one message."""
 MAX_FRAMES: Final = 48
+"""Frames of one stack."""
 MAX_THREADS: Final = 32
+"""Threads of one process."""
 MAX_COLLECTIVES: Final = 16
+"""Collectives of one rank."""
 MAX_ENVIRONMENT: Final = 64
+"""Environment variables in one hello."""
 MAX_LOG_LINES: Final = 256
+"""Lines in one message."""
 MAX_LOG_CHARS: Final = 2000
+"""Characters of one line."""
 
 # The largest integer that fits numpy's int64 on the viewer's side.
 Count: TypeAlias = Annotated[int, Meta(ge=0, le=2**62)]

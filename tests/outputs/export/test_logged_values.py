@@ -21,7 +21,7 @@ from ddpwatch.recording.reader import Recording
 from tests.builders.fake_rank import make_beat, make_hello, make_snap, make_step
 from tests.builders.recordings import frame, make_run, write_recording
 
-SCHEMA = json.loads((Path(__file__).parent / "trace-event.schema.json").read_text())
+SCHEMA = json.loads((Path(__file__).parents[1] / "trace-event.schema.json").read_text())
 STEPS = 40
 HOSTILE = '=HYPERLINK("http://x")\x1b[2J\u202e'
 

@@ -73,7 +73,7 @@ def lossy(context: DetectorContext) -> list[Finding]:
 
 
 def _losses(rank: RankState, implausible: set[int]) -> _Losses:
-    off = rank.bye.text if rank.bye is not None and rank.bye.reason == "off" else None
+    off = rank.bye.text if rank.bye is not None and rank.agent_off else None
     return _Losses(rank.rank, max(rank.lost, 0), rank.dropped, rank.bad, rank.rank in implausible, off)
 
 

@@ -1,4 +1,4 @@
-"""GPUs of a simulated run: told once a second, the same every time, and in keeping with the steps."""
+"""GPUs of a simulated run: reported once a second, the same every time, and consistent with the steps."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SECOND_NS = 1_000_000_000
 
 
 def played(fault: Fault, seconds: float, world_size: int = 8):
-    """The messages of so many seconds in which the fault lasts, snapshots first."""
+    """The messages of that many seconds, in which the fault lasts, snapshots first."""
     run = SimulatedRun(world_size, now_ns=100 * SECOND_NS, unix_ns=0, schedule=[Segment(500, (fault,))])
     until_ns = run.due_ns + int(seconds * 1e9)
     reported = [run.snap(rank, run.due_ns) for rank in range(world_size)]
@@ -29,7 +29,7 @@ def gpus_of(reported, rank):
     return [one.gpus for one in messages if isinstance(one, wire.Beat) and one.gpus and one.rank == rank]
 
 
-def test_each_rank_tells_of_its_gpu_once_a_second_and_the_same_every_time():
+def test_each_rank_reports_its_gpu_once_a_second_and_the_same_every_time():
     reported = played(Fault((3,), "backward", 0.25, onset=0), 10.0)
 
     for rank in range(8):
@@ -39,7 +39,7 @@ def test_each_rank_tells_of_its_gpu_once_a_second_and_the_same_every_time():
     assert reported == played(Fault((3,), "backward", 0.25, onset=0), 10.0)
 
 
-def test_who_is_slow_to_compute_is_hot_and_the_others_are_at_full_load_while_they_wait():
+def test_a_rank_slow_to_compute_is_hot_and_the_others_are_at_full_load_while_they_wait():
     reported = played(Fault((3,), "backward", 0.25, onset=0), 4.0)
     slow, other = gpus_of(reported, 3)[-1].gpus[0], gpus_of(reported, 4)[-1].gpus[0]
 
@@ -50,7 +50,7 @@ def test_who_is_slow_to_compute_is_hot_and_the_others_are_at_full_load_while_the
     assert other.throttle == []
 
 
-def test_who_waits_for_data_has_a_gpu_with_less_to_do():
+def test_a_rank_that_waits_for_data_has_a_gpu_with_less_to_do():
     reported = played(Fault((3,), "data", 0.6, onset=0), 4.0)
     late, other = gpus_of(reported, 3)[-1].gpus[0], gpus_of(reported, 4)[-1].gpus[0]
 
@@ -76,7 +76,7 @@ def test_a_snapshot_brings_the_curves_and_the_throttled_gpu_is_found():
     assert "clocks 1500 of 1980 MHz, hardware thermal slowdown" in found["straggler", "rank 3"].message
 
 
-def test_a_host_that_becomes_hot_is_told_once_as_the_host():
+def test_a_host_that_becomes_hot_has_one_alert():
     hot = tuple(Fault(tuple(range(8, 16)), phase, 0.12, onset=0) for phase in ("forward", "backward"))
     run = SimulatedRun(24, now_ns=0, unix_ns=0, schedule=[Segment(200), Segment(500, hot)], history_steps=150)
     monitor = Monitor(RunState("00", "made-up", 24), Limits(judge=EvaluationLimits(stride_steps=50)))

@@ -6,7 +6,7 @@ import pytest
 
 from ddpwatch import wire
 from ddpwatch.core.alerts.model import Severity
-from ddpwatch.core.detectors.lost_messages import lossy
+from ddpwatch.core.detectors.lossy import lossy
 from ddpwatch.core.state.run import RunState
 from tests.builders.ended_run import beating
 from tests.builders.fake_rank import make_beat, make_hello, make_step

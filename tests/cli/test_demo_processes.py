@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from ddpwatch import rundir
-from ddpwatch.cli import _demo_processes as places
+from ddpwatch.cli import _demo_processes
 from ddpwatch.cli._demo_processes import DEMO_DIR_PREFIX, OWNER, remove_stale_dirs
 
 
@@ -93,7 +93,7 @@ def test_one_of_another_user_stays(tmp_path, ended, monkeypatch):
 
 
 def test_a_place_is_signed_as_soon_as_it_is_made(tmp_path):
-    place = places.make_demo_dir(tmp_path)
+    place = _demo_processes.make_demo_dir(tmp_path)
 
     assert json.loads((place / OWNER).read_text()) == living()
     remove_stale_dirs(tmp_path)

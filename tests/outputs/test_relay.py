@@ -23,8 +23,7 @@ from ddpwatch.core.state.run import RunState
 from ddpwatch.errors import AccessRefused, NoSuchRun, UsageError
 from ddpwatch.outputs.relay import Relay
 from ddpwatch.session.run_follower import RunFollower
-from ddpwatch.sources import live
-from ddpwatch.sources import relay_topics as wishes
+from ddpwatch.sources import live, relay_topics
 from ddpwatch.sources.connections import PROBE_S, probe
 from ddpwatch.sources.frames import Frame
 from ddpwatch.sources.live import Live
@@ -177,7 +176,7 @@ def test_only_the_selected_rank_is_subscribed_for_its_stack(run, relay):
 
 
 def test_histories_are_requested_block_by_block(run_dir, monkeypatch):
-    monkeypatch.setattr(wishes, "BLOCK_RANKS", 2)
+    monkeypatch.setattr(relay_topics, "BLOCK_RANKS", 2)
     with FakeRun(run_dir, 5) as run:
         asked = [Subscribed(rank) for rank in run.ranks]
         with relayed(run.file) as relay, closing(Live(relay.ticket)) as source:
@@ -189,7 +188,7 @@ def test_histories_are_requested_block_by_block(run_dir, monkeypatch):
 
 
 def test_a_busy_viewer_requests_the_next_histories_too(run_dir, monkeypatch):
-    monkeypatch.setattr(wishes, "BLOCK_RANKS", 2)
+    monkeypatch.setattr(relay_topics, "BLOCK_RANKS", 2)
     monkeypatch.setattr(live, "ASKED_AT_ONCE", 2)
     with FakeRun(run_dir, 5) as run, relayed(run.file) as relay, closing(Live(relay.ticket)) as source:
         state = make_state(relay.ticket)
@@ -216,9 +215,9 @@ def test_malformed_frames_stop_at_the_relay_and_later_ones_pass(run, relay):
 
 def test_other_topics_are_not_subscriptions():
     for topic in (b"", b"snap/", b"snap/ab", b"stack/ab/", b"stack/ab/12345678", b"snap/xy/1", b"stack/" + b"a" * 80):
-        assert wishes.read(topic) is None
-    assert wishes.read(wishes.of_rank(b"stacks/ab", 17)) == ("stack", 17)
-    assert wishes.read(wishes.of_block(b"snap/ab", 130)) == ("snap", 2)
+        assert relay_topics.read(topic) is None
+    assert relay_topics.read(relay_topics.of_rank(b"stacks/ab", 17)) == ("stack", 17)
+    assert relay_topics.read(relay_topics.of_block(b"snap/ab", 130)) == ("snap", 2)
 
 
 def test_a_reconnecting_viewer_gets_its_history_again(run, relay):

@@ -6,7 +6,7 @@ import pytest
 
 from ddpwatch import wire
 from ddpwatch.core.alerts.model import Severity
-from ddpwatch.core.detectors.parameter_drift import drift
+from ddpwatch.core.detectors.drift import drift
 from tests.builders.synthetic_run import look, make_run, only, train
 
 

@@ -1,4 +1,4 @@
-"""The dashboard on a recording: every key of it, the line that says where one is, and what a recording may do to it."""
+"""The dashboard on a recording: its keys, the line with the position, and damaged or growing recordings."""
 
 from __future__ import annotations
 
@@ -198,7 +198,7 @@ async def test_at_the_end_a_step_on_says_that_it_is_the_end(path):
 
 @pytest.mark.parametrize("at", ["+1s", "+7s", "50%", "100%"])
 async def test_the_header_counts_what_the_keys_go_by(path, at):
-    """One more for each key on and one less for each key back, over frames that tell several steps, and with a time
+    """One more for each key on and one less for each key back, over frames with several steps, and with a time
     that is always there.
     """
 
@@ -432,15 +432,15 @@ async def test_errors_of_a_recording_being_written_are_shown(size):
     from ddpwatch.tui.feed import Feed
     from tests.tui.stage import no_runs, played
 
-    recorder = SimpleNamespace(trouble="", dropped_frames=0)
+    recorder = SimpleNamespace(write_error="", dropped_frames=0)
     follower = played("healthy", upto=120)
     feed = Feed(DEFAULTS, follows=follower, find=no_runs, recorder=recorder)
     async with staged(follower, size, feed=feed) as stage:
         assert "◉ REC" in stage.header
-        recorder.trouble = "cannot write run.ddpw: database or disk is full"
+        recorder.write_error = "cannot write run.ddpw: database or disk is full"
         follower.go_on(10)
         await stage.sees("▲ REC", "▲ not recorded: cannot write run.ddpw: database or d")
         assert "q quit" in stage.lines()[-1]
-        recorder.trouble, recorder.dropped_frames = "", 12
+        recorder.write_error, recorder.dropped_frames = "", 12
         follower.go_on(10)
         await stage.sees("▲ not recorded: 12 frames")
