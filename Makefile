@@ -5,13 +5,14 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-fast check bench screenshots clean
+.PHONY: help demo test test-fast check docs bench screenshots clean
 
 help:
 	@echo "make demo         train on 4 CPU ranks and open the dashboard on them"
 	@echo "make test         run the tests"
 	@echo "make test-fast    run those that start no ranks, terminals or browser"
 	@echo "make check        ruff and mypy"
+	@echo "make docs         build the documentation into build/docs; a broken link fails"
 	@echo "make bench        print what ddpwatch costs on this machine"
 	@echo "make screenshots  write screenshots/ anew"
 	@echo "make clean        remove everything that these made"
@@ -38,6 +39,11 @@ check: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# Not with --quiet, which hides warnings from --strict, too. The variable silences an advertisement of the theme.
+docs: $(READY)
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	@echo "open build/docs/index.html"
 
 bench: $(READY)
 	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -m benchmarks

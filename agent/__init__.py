@@ -48,15 +48,28 @@ def install(
 ) -> Agent | NoAgent:
     """Measure the training of `model` and publish it for `ddpwatch attach`.
 
-    `model` is a DistributedDataParallel module, a module that contains some, or a plain one. `optimizer` names the one
-    whose step ends a training step, if there are several. `comm="buckets"` times each gradient bucket with a
-    communication hook; by default none is registered. `comm="timing"` has NCCL time its all-reduces without a hook, but
-    not together with CUDA graphs. `clock="host"` uses the host's clock even for a model on a GPU; by default CUDA
-    events are used, and the first call in a process decides.
+    A second call in the same process returns the same agent, which then watches both models. An error of ddpwatch
+    itself is printed in one line on stderr, and an agent that does nothing is returned.
 
-    A second call in the same process returns the same agent, which then watches both models. Raises `TypeError` or
-    `ValueError` for invalid arguments; any other error is printed in one line on stderr, and an agent that does nothing
-    is returned.
+    Args:
+        model: A DistributedDataParallel module, a module that contains some, or a plain one.
+        optimizer: The optimizer whose step ends a training step, if there are several; otherwise it is found.
+        run_name: Name in `ddpwatch runs`; by default `DDPWATCH_RUN_NAME`, or the script's file name.
+        comm: `"buckets"` times each gradient bucket with a communication hook; `"timing"` has NCCL time its
+            all-reduces without a hook, but not together with CUDA graphs. `"auto"` registers nothing.
+        clock: `"host"` uses the host's clock even for a model on a GPU, where phases then show when work was queued.
+            `"auto"` uses CUDA events there. The first call in a process decides.
+
+    Returns:
+        The agent; or a `NoAgent`, which has the same methods, if ddpwatch is disabled or could not start.
+
+    Raises:
+        TypeError: If `model`, `optimizer` or `run_name` is of another type.
+        ValueError: If `comm` or `clock` has another value.
+
+    Example:
+        >>> model = DistributedDataParallel(network)
+        >>> agent = ddpwatch.agent.install(model, run_name="resnet50")
     """
     global _current  # noqa: PLW0603 - one agent a process, by design
     kind = kind_of(model)

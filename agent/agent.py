@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 
 class Agent:
-    """Measures the training of this process and publishes it. Never blocks, raises or changes a result."""
+    """Measures the training of this process and publishes it. In a step it never blocks, raises or changes a result."""
 
     def __init__(
         self, comm_hooks: CommHookRegistry, run_name: str | None, clock: HostClock, *, only_host: bool = False
@@ -82,14 +82,28 @@ class Agent:
     def log(self, **values: float) -> None:
         """Attach the script's own numbers to the current step, such as `loss.item()` every now and then.
 
-        A step ends with `optimizer.step()`: call this before it. Tensors are refused, because reading one from a GPU
-        would make the training wait for it.
+        A step ends with `optimizer.step()`: a value logged after it belongs to the next step. Tensors are refused,
+        because reading one from a GPU would make the training wait for it.
+
+        Args:
+            **values: Numbers by name; at most 16 names a step.
+
+        Example:
+            >>> agent.log(loss=0.25)
         """
         self._log(values)
 
     @contextlib.contextmanager
     def pause(self, why: str) -> Iterator[None]:
-        """Mark slow work that is intended: `with agent.pause("checkpoint"): ...`."""
+        """Mark slow work that is intended, so that it is not reported as a hang.
+
+        Args:
+            why: Shown in place of the phase.
+
+        Example:
+            >>> with agent.pause("checkpoint"):
+            ...     torch.save(model.state_dict(), path)
+        """
         before = self._recorder.pause
         reason = fit(str(why)) or "pause"
         self._pause("pause", reason, reason)
@@ -99,7 +113,10 @@ class Agent:
             self._pause("resume", reason, before)
 
     def close(self) -> None:
-        """Remove every hook, send what is left, and end the thread. The agent does nothing afterwards."""
+        """Remove every hook, send what is left, and end the thread. The agent does nothing afterwards.
+
+        Waits up to 2 s for the thread.
+        """
         self._shut("closed")
 
     def __enter__(self) -> Self:

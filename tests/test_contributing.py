@@ -14,6 +14,8 @@ PATH = re.compile(rf"(?<![\w/.])((?:{'|'.join(FOLDERS)}|contrib|examples)/\w[\w/
 """A path below a folder of ours."""
 DOTTED = re.compile(r"(?<![\w/.])(ddpwatch(?:\.[a-z_]+)+)\b")
 CODE = re.compile(r"`([a-z_./*]+)`")
+DOCUMENTS = ["CONTRIBUTING.md", "README.md", "SECURITY.md", "CHANGELOG.md"]
+DOCUMENTS += sorted(f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md"))
 NOT_MODULES = {"install", "array_like", "mono_ns", "_ns"}
 """Arguments, fields and functions that docstrings of packages mention."""
 PACKAGES = sorted(path for top in (PACKAGE, ROOT / "agent") for path in top.rglob("__init__.py"))
@@ -29,7 +31,7 @@ def as_path(dotted: str) -> str:
     return dotted.removesuffix(".py").replace(".", "/")
 
 
-@pytest.mark.parametrize("name", ["CONTRIBUTING.md", "README.md", "SECURITY.md", "CHANGELOG.md"])
+@pytest.mark.parametrize("name", DOCUMENTS)
 def test_every_path_and_module_that_a_document_names_exists(name):
     text = (ROOT / name).read_text()
     modules = [dotted for dotted in DOTTED.findall(text) if not dotted.endswith((".toml", ".json"))]

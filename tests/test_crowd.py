@@ -105,8 +105,8 @@ def test_it_ends_with_the_process_that_has_started_it(run_dir):
     assert not list(run_dir.iterdir())
 
 
-def test_what_the_readme_says_of_more_ranks_follows_from_what_was_measured():
-    table = (ROOT / "README.md").read_text().partition("<!-- scale -->")[2].partition("<!-- /scale -->")[0]
+def test_what_the_documentation_says_of_more_ranks_follows_from_what_was_measured():
+    table = (ROOT / "docs" / "multi-node.md").read_text().partition("<!-- scale -->")[2].partition("<!-- /scale -->")[0]
     head, _, *rows = [[cell.strip() for cell in line.split("|")[2:4]] for line in table.strip().splitlines()]
     measured, paper = (int(cell.split()[0]) for cell in head)
     assert (measured, paper) == (RELAYED, PAPER_RANKS)

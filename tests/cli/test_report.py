@@ -113,7 +113,7 @@ def test_help_and_readme_say_which_steps_a_table_of_steps_lacks(in_process):
         "a row for each rank and step; steps that only some ranks have, as the last ones before a crash, are"
         in reported
     )
-    assert "csv: every step that all ranks have" in (ROOT / "README.md").read_text()
+    assert "a row for each rank and step that all ranks have" in (ROOT / "docs" / "recordings.md").read_text()
 
 
 @pytest.mark.parametrize("command", [("report",), ("export", "--to", "json")])

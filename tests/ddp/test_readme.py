@@ -1,4 +1,4 @@
-"""The code in the README works as it is."""
+"""The code in the README and in docs/ works as it is."""
 
 import re
 from pathlib import Path
@@ -9,7 +9,12 @@ import ddpwatch.agent
 from tests.builders.training import loader, make, snapshot, train_step
 
 README = Path(__file__).parents[2] / "README.md"
-SNIPPETS = re.findall(r"```python\n(.*?)```", README.read_text(), flags=re.DOTALL)
+DOCS = README.parent / "docs"
+
+
+def snippets(page):
+    """Blocks to run; those of other libraries, which are not installed here, are marked `py` instead."""
+    return re.findall(r"```python\n(.*?)```", page.read_text(), flags=re.DOTALL)
 
 
 def one_line(rank, world_size, *, snippet):
@@ -22,7 +27,7 @@ def one_line(rank, world_size, *, snippet):
 
 
 def whole_agent(rank, world_size, *, snippet, path):
-    """Run every call that the README shows."""
+    """Run every call that the page of the API shows."""
     model, optimizer = make()
     names = {"model": model, "optimizer": optimizer, "torch": torch, "path": f"{path}-{rank}", "ddpwatch": ddpwatch}
     before, call, rest = snippet.partition("agent.close()")
@@ -32,12 +37,35 @@ def whole_agent(rank, world_size, *, snippet, path):
     return snap.hello.run_name, [note.kind for note in snap.notes], snap.steps[0].values, names["agent"].active
 
 
+def every_snippet(rank, world_size, *, codes, path):
+    """Run each snippet by itself; the names of those after which nothing was measured."""
+    silent = []
+    for name, code in codes:
+        model, optimizer = make()
+        names = {"model": model, "optimizer": optimizer, "torch": torch, "path": f"{path}-{rank}", "ddpwatch": ddpwatch}
+        exec(code, names)
+        agent = ddpwatch.agent._current
+        for batch, target in loader(world_size, rank, batches=2):
+            train_step(model, optimizer, batch, target)
+        if agent.active and not snapshot(agent).steps:
+            silent.append(name)
+        agent.close()
+    return silent
+
+
 def test_the_one_line_measures(pool):
-    assert pool.run(one_line, 2, snippet=SNIPPETS[0]) == [5, 5]
+    assert pool.run(one_line, 2, snippet=snippets(README)[0]) == [5, 5]
+
+
+def test_every_snippet_of_the_pages_runs(pool, tmp_path):
+    codes = [(page.name, code) for page in sorted(DOCS.glob("*.md")) for code in snippets(page)]
+
+    assert len(codes) >= 5
+    assert pool.run(every_snippet, 2, codes=codes, path=str(tmp_path / "model.pt")) == [[], []]
 
 
 def test_the_agent_does_what_is_written(pool, tmp_path):
-    answers = pool.run(whole_agent, 2, snippet=SNIPPETS[1], path=str(tmp_path / "model.pt"))
+    answers = pool.run(whole_agent, 2, snippet=snippets(DOCS / "agent-api.md")[0], path=str(tmp_path / "model.pt"))
 
     assert answers == [("resnet50", ["pause", "resume"], {"loss": 0.25}, False)] * 2
 

@@ -20,6 +20,7 @@ STEPS = 40
 MAX_S = 600.0
 """How long the ranks stay for all the tests; how long those take says how busy the machine is."""
 README = Path(__file__).parents[2] / "README.md"
+JSON_PAGE = README.parent / "docs" / "json.md"
 
 
 def slow_in_backward(rank, world_size, *, culprit, done, stop):
@@ -107,8 +108,8 @@ def shape(value):
     return [shape(value[0])] if isinstance(value, list) and value else type(value).__name__ if value == [] else "value"
 
 
-def test_the_readme_shows_the_object_that_is_printed(slow_run):
-    shown = README.read_text().partition("<!-- json -->")[2].partition("<!-- /json -->")[0]
+def test_the_documentation_shows_the_object_that_is_printed(slow_run):
+    shown = JSON_PAGE.read_text().partition("<!-- json -->")[2].partition("<!-- /json -->")[0]
     example = json.loads(shown.partition("```json")[2].partition("```")[0])
 
     assert shape(example) == shape(slow_run)
