@@ -35,7 +35,7 @@ SCENARIO = Scenario(
 def shown(run_view) -> list[str]:
     """The summary, without the keys below it, and the step of the header."""
     lines = [plain(line).rstrip() for line in summary_lines(run_view, 100, 200, duration_s=60)]
-    step = re.search(r" step ([\d ]+) ", plain(header_line(run_view, 160)))
+    step = re.search(r" step ([\d,]+) ", plain(header_line(run_view, 160)))
     return [f"step {step[1]}", *(line for line in lines if not line.startswith(("1-6", "home", "r ", "q ")))]
 
 
