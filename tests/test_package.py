@@ -54,7 +54,8 @@ def test_the_sdist_holds_the_agent_once(dist):
 
     assert names >= AGENT_FILES
     assert {"LICENSE", "README.md", "pyproject.toml"} <= names
-    assert {"CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "Makefile", "requirements-dev.txt"} <= names
+    assert {"CHANGELOG.md", "CITATION.cff", "CODE_OF_CONDUCT.md", "CONTRIBUTING.md", "SECURITY.md"} <= names
+    assert {"Makefile", "requirements-dev.txt", "docs/shell-completion.md"} <= names
     assert {"tests/conftest.py", "tests/recordings/hang.msgpack.gz", "examples/train.py"} <= names
     assert not any(name.startswith("agent/") or name.endswith(".pyc") for name in names)
 
