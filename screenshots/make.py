@@ -1,6 +1,7 @@
-"""Write the pictures in this folder: `make screenshots`. Each as SVG and as PNG, from recorded and from made-up runs.
+"""Write the pictures in this folder: `make screenshots`. Each as SVG and as PNG, from recorded and from simulated runs.
 
-What was recorded is a real job of four CPU ranks, one of them slow in backward. What is made up says so on the picture.
+Recorded: real jobs of four CPU ranks, one of them slow in backward or stuck. Simulated runs are labeled on the picture.
+demo.svg is animated and has no PNG.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ from ddpwatch.tui.replay_app import ReplayDashboard
 from ddpwatch.tui.replay_feed import ReplayFeed
 from ddpwatch.view.run_view import current_view
 from ddpwatch.view.status import status_screen
+from screenshots.animation import Shot, animate
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -50,6 +52,16 @@ HERE = Path(__file__).parent
 RECORDING = HERE.parent / "tests" / "recordings" / "slow-backward.msgpack.gz"
 HANG = RECORDING.with_name("hang.msgpack.gz")
 SMALL, USUAL, LARGE = (80, 24), (120, 40), (200, 60)
+ANIMATED = (100, 30)
+"""Terminal of the animation: its text is readable at the width of a README."""
+STRAGGLER_S = (1.0, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0)
+"""Seconds into `RECORDING` that the animation shows: the first steps, and rank 2 being named."""
+HANG_S = (6.0, 6.5, 7.0, 7.5, 8.0, 9.0, 10.0, 11.0, 12.0, 13.0, 14.0, 15.0)
+"""Seconds into `HANG` that it shows after that: the last steps, and the countdown."""
+SHOT_S = 1.0
+"""Duration of each of its shots, in seconds: long enough to find what has changed."""
+LAST_SHOT_S = 5.0
+"""The same for the last shot of each run: long enough to read the alert."""
 FONT = "DejaVu Sans Mono"
 ZOOM = 1.0
 SECOND_NS = 1_000_000_000
@@ -67,13 +79,20 @@ class Recording:
         frames = msgspec.msgpack.decode(gzip.decompress(recording.read_bytes()))
         self._frames = [Frame(*frame) for frame in frames[: int(len(frames) * part)]]
         self._last_ns = self._frames[-1].received_ns
+        self.until_ns = self._last_ns
+        """Time up to which it is played."""
         self.known: set[int] = {0, 1, 2, 3}
         self.here: set[int] = set()
         self.refused: dict[int, str] = {}
 
     def poll(self, _timeout_ms: int) -> Frame | Tick:
         """The next frame; after the last one the time stands still."""
-        return self._frames.pop(0) if self._frames else Tick(self._last_ns)
+        return Tick(self.until_ns) if self.played else self._frames.pop(0)
+
+    @property
+    def played(self) -> bool:
+        """Whether all frames up to `until_ns` were returned."""
+        return not self._frames or self._frames[0].received_ns > self.until_ns
 
     def poll_ready(self, _most: int) -> list[Frame]:
         """One by one, as they came then."""
@@ -91,8 +110,12 @@ class Recording:
 
 def recorded(part: float = 0.8, name: str = "demo", recording: Path = RECORDING) -> Feed:
     """A recorded run."""
+    return _feed(name, Recording(part, recording))
+
+
+def _feed(name: str, source: Recording) -> Feed:
     run = rundir.RunFile(rundir.SCHEMA, "5ec0de5ec0de5ec0", name, "", 0, 4, 1.7e9, [])
-    return Feed(DEFAULTS, follows=RunFollower(run, DEFAULTS, source=Recording(part, recording)), find=list)
+    return Feed(DEFAULTS, follows=RunFollower(run, DEFAULTS, source=source), find=list)
 
 
 def simulated(ranks: int, played_s: int = PLAYED_S) -> Feed:
@@ -125,6 +148,32 @@ async def dashboard(
             await pilot.pause()
         await pilot.pause(0.5)
         _save(f"{name}-{size[0]}x{size[1]}", screen_svg(app, "ddpwatch"))
+
+
+async def demo() -> None:
+    """The animation: a straggler is named, then a hang with its countdown. Both were recorded from real jobs."""
+    straggler = await _shots("demo", RECORDING, STRAGGLER_S)
+    hang = await _shots("train", HANG, HANG_S)
+    svg = animate([*straggler, *hang], poster=len(straggler) - 1)
+    (HERE / "demo.svg").write_text(svg, encoding="utf-8")
+
+
+async def _shots(name: str, recording: Path, moments_s: Sequence[float]) -> list[Shot]:
+    """The overview of a recorded run at these moments."""
+    source = Recording(1.0, recording)
+    source.until_ns = 0
+    app = Dashboard(_feed(name, source))
+    shots = []
+    async with app.run_test(size=ANIMATED) as pilot:
+        for moment_s in moments_s:
+            source.until_ns = int(moment_s * SECOND_NS)
+            while not source.played:
+                await pilot.pause(0.1)
+            # Longer than the dashboard waits between two views while it receives nothing.
+            await pilot.pause(1.5)
+            shots.append(Shot(screen_svg(app, "ddpwatch"), SHOT_S))
+    shots[-1] = shots[-1]._replace(seconds=LAST_SHOT_S)
+    return shots
 
 
 def report() -> None:
@@ -224,6 +273,7 @@ def _save(name: str, svg: str) -> None:
 
 async def everything() -> None:
     """All screens in a telling state."""
+    await demo()
     for size in (SMALL, USUAL, LARGE):
         await dashboard("overview", recorded(), size)
     await dashboard("overview-256-ranks", simulated(256), USUAL)
