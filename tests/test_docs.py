@@ -1,4 +1,4 @@
-"""Pages of docs/: commands have the options they are shown with, variables are complete, Python compiles."""
+"""README and pages of docs/: commands have the options they are shown with, variables are complete, Python compiles."""
 
 import re
 import shlex
@@ -11,7 +11,7 @@ from ddpwatch.cli.main import COMMANDS, group
 from ddpwatch.core.detectors import DETECTORS
 
 ROOT = Path(__file__).parents[1]
-PAGES = sorted((ROOT / "docs").glob("*.md"))
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 FENCE = re.compile(r"^( *)```(\w*)\n(.*?)^\1```", re.DOTALL | re.MULTILINE)
 INLINE = re.compile(r"`(ddpwatch [a-z][^`]*)`")
 VARIABLE = re.compile(r"\b_?DDPWATCH_[A-Z_]+\b")
@@ -92,3 +92,7 @@ def test_settings_in_toml_are_valid():
     assert examples
     for page, code in examples:
         limits_from(_parse(code), page)
+
+
+def test_the_readme_is_short_enough_to_be_read():
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 160
