@@ -177,14 +177,14 @@ def _base_of(store: Any) -> Any:
 
 def _own_client() -> Any:
     """A second client of the job's store."""
-    c10d: Any = dist.distributed_c10d
-    store = c10d._get_default_store()
+    torch_distributed: Any = dist
+    store = torch_distributed.distributed_c10d._get_default_store()
     if hasattr(store, "clone"):
         return store.clone()
     # torch before 2.6: prefixes of the store cannot be read; generations keep restarts apart.
     base = _base_of(store)
-    if isinstance(base, c10d.TCPStore):
-        return c10d.TCPStore(base.host, base.port, is_master=False, wait_for_workers=False)
-    if isinstance(base, c10d.FileStore):
-        return c10d.FileStore(base.path, -1)
+    if isinstance(base, torch_distributed.TCPStore):
+        return torch_distributed.TCPStore(base.host, base.port, is_master=False, wait_for_workers=False)
+    if isinstance(base, torch_distributed.FileStore):
+        return torch_distributed.FileStore(base.path, -1)
     raise RuntimeError(f"the job's store is a {type(base).__name__}, which ddpwatch cannot open a second time")
