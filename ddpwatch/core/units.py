@@ -15,6 +15,7 @@ MAX_RANK_CHARS: Final = 16
 """Characters per rank in a list of ranks; always enough, so that no list is cut."""
 MAX_UNIX_NS: Final = 2**62
 """In the year 2116. Later times are invalid."""
+_UNITS: Final = {"d": "d", "h": "h", "m": "min", "s": "s"}
 UNPROVEN: Final = "–"
 """Stands for a figure that is not known."""
 
@@ -34,8 +35,14 @@ def ms(ns: float | None) -> str:
     return f"{seconds:.0f}s" if seconds < 999.5 else f"{seconds / 3600:.1f}h" if seconds < 35_000 else ">9h"
 
 
+def ms_text(ns: float) -> str:
+    """A time for sentences, with its unit: 50.1 ms, 12 s."""
+    text = ms(ns)
+    return f"{text[:-1]} {text[-1]}" if text[-1] in "sh" else f"{text} ms"
+
+
 def duration(seconds: float) -> str:
-    """A duration in its two largest units."""
+    """A duration in its two largest units, for tables: 29m 51s."""
     whole = max(0, int(seconds))
     days, hours, minutes = whole // 86400, whole // 3600 % 24, whole // 60 % 60
     if days:
@@ -43,6 +50,12 @@ def duration(seconds: float) -> str:
     if hours:
         return f"{hours}h {minutes:02d}m"
     return f"{minutes}m {whole % 60:02d}s" if minutes else f"{whole}s"
+
+
+def duration_text(seconds: float) -> str:
+    """A duration for sentences: 9 s, 10 min, 29 min 51 s."""
+    parts = [f"{int(part[:-1])} {_UNITS[part[-1]]}" for part in duration(seconds).split()]
+    return parts[0] if len(parts) == 1 or parts[1].startswith("0 ") else " ".join(parts)
 
 
 def count(number: float) -> str:
@@ -71,13 +84,19 @@ def wire_and_waiting(share: float, wire: float) -> tuple[int, int]:
 
 
 def size(count_bytes: float) -> str:
-    """Bytes with a binary unit, in at most five characters: 812M, 1.4G."""
+    """Bytes with a binary unit, in at most five characters, for tables: 812M, 1.4G."""
     value = float(count_bytes)
     for unit in ("B", "K", "M", "G", "T"):
         if value < 999.5:
             return f"{value:.1f}{unit}" if value < 9.95 and unit not in "BK" else f"{value:.0f}{unit}"
         value /= 1024
     return f"{value:.0f}P" if value < 9999 else ">9999P"
+
+
+def size_text(count_bytes: float) -> str:
+    """Bytes for sentences, with the whole unit: 812 MiB, 1.4 GiB."""
+    text = size(count_bytes)
+    return f"{text[:-1]} {text[-1]}{'' if text[-1] == 'B' else 'iB'}"
 
 
 def finite(value: float, digits: int) -> float | None:

@@ -47,7 +47,7 @@ def test_without_a_terminal_the_status_is_printed_as_it_was_at_a_moment_or_at_th
     code, out, err = ddpwatch(capsys, path, "--at", "14:13:30")
     assert (code, err) == (0, "")
     assert "as it was at 2026-09-21 14:13:30, attempt 1 of 2" in out
-    assert "rank 2 is slow in backward" in out
+    assert "rank 2 slow in backward" in out
     code, out, _ = ddpwatch(capsys, path)
     assert code == 0
     assert "attempt 2 of 2" in out

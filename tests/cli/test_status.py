@@ -30,7 +30,7 @@ def test_status_names_the_slow_rank(ddpwatch, slow_run):
     assert (done.returncode, done.stderr) == (0, "")
     assert "resnet50 · gloo · 4 ranks on 1 host · step 60 · batch 128" in done.stdout
     assert "all-reduce    24% = wire 5% + waiting 19%  ▲ over 10%" in done.stdout
-    assert "▲ straggler   rank 2 is slow in backward: 26.0 ms, others 16.0" in done.stdout
+    assert "▲ straggler   rank 2 slow in backward: 26.0 ms vs 16.0 ms on the others" in done.stdout
     (row,) = [line for line in done.stdout.splitlines() if line.startswith("   2 ")]
     assert "▲38.0" in row
     assert row.endswith("▲ slow")

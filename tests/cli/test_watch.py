@@ -81,7 +81,7 @@ def test_a_slow_rank_is_printed_as_text(start_ddpwatch, slow_run):
     exit_code, out, err = finish(child)
 
     assert re.fullmatch(
-        r"(\d\d:\d\d:\d\d|--:--:--) ▲ warning opened straggler: rank 2 is slow in backward: .*\n", reported
+        r"(\d\d:\d\d:\d\d|--:--:--) ▲ warning opened straggler: rank 2 slow in backward: .*\n", reported
     )
     assert advice.startswith(" " * 11)
     assert exit_code == 0

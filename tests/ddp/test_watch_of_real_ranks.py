@@ -30,7 +30,7 @@ def test_a_slow_rank_is_named_with_its_phase_and_no_other_rank_is(
     assert len(set(steps)) == 1
     assert reported["event"] in {"opened", "changed"}
     assert reported["ranks"] == [guilty]
-    assert f"rank {guilty} is slow in {phase}" in reported["message"]
+    assert f"rank {guilty} slow in {phase}" in reported["message"]
     assert groundless(watcher, besides=[guilty]) == []
     assert "its ranks said goodbye" in watcher.stderr
 

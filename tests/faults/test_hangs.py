@@ -47,7 +47,7 @@ def test_the_function_that_a_sleeping_rank_is_in_is_shown_and_the_alert_goes_whe
         (reported,) = job.named()
         # The others are in the broadcast of buffers before the forward pass, or in the all-reduce after it.
         assert re.match(r"rank 2 has not joined (all_reduce|broadcast) #\d", reported.message)
-        assert "ranks 0-1 wait in sync for" in reported.message
+        assert "ranks 0-1 have waited in sync for" in reported.message
         assert reported.evidence["timeout_s"] == 600.0
         assert reported.evidence["left_s"] < 600.0
         assert wire.PHASES[job.ranks[2].stack.phase] == "other", "of the moment of the stack itself"
@@ -77,7 +77,7 @@ def test_the_forecast_of_the_timeout_is_right_and_names_the_missing_rank(hanging
 
         early_ns = [forecast_ns - rank.bye_ns for rank in job.ranks[:2]]
         assert max(map(abs, early_ns)) < 6e9 / 3, early_ns
-        job.until(lambda: any("gave up waiting" in finding.message for finding in job.named()))
+        job.until(lambda: any("timed out" in finding.message for finding in job.named()))
         assert {finding.ranks for finding in job.named()} == {(2,)}
         job.until(lambda: [finding.rule for finding in job.named()] == ["timeout"])
         assert job.together <= {(), ("stall",), ("timeout",)}, "one cause, one alert at a time"

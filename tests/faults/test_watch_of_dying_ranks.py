@@ -57,7 +57,7 @@ def test_a_rank_that_raises_is_reported_with_its_exception(start, watcher, tmp_p
     assert watcher.finish() == ENDED_BADLY
     assert reported["event"] == "opened"
     assert reported["severity"] == "critical"
-    assert "rank 1 was ended by ValueError: the user's own" in reported["message"]
+    assert "rank 1 raised ValueError: the user's own" in reported["message"]
     assert reported["evidence"]["text"].startswith("ValueError: the user's own")
     assert watcher.of("rank-lost") == []
     assert [change["ranks"] for change in watcher.of("rank-failed") if change["severity"] == "critical"] == [[1]]
@@ -86,7 +86,7 @@ def test_the_rank_that_exits_early_is_named_and_not_those_that_lost_the_connecti
     critical = [change for change in watcher.changes if change["severity"] == "critical"]
     assert [(change["event"], change["ranks"]) for change in critical] == [("opened", [leaves])], critical
     assert critical[0]["rule"] == ("rank-failed" if code else "uneven-batch")
-    how = f"ended with exit code {code}" if code else "left the others"
+    how = f"exited with code {code}" if code else "left the others"
     assert f"ended badly: rank {leaves} {how}; rank" in watcher.stderr
 
 

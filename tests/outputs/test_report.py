@@ -108,7 +108,7 @@ def test_the_heat_map_and_the_costs_agree_on_the_stalled_rank(stuck):
 
 def test_bad_ends_of_earlier_attempts_are_reported(tmp_path):
     path = tmp_path / "again.ddpw"
-    words = "rank 1: its process was killed (SIGKILL) without a word"
+    words = "rank 1 was killed (SIGKILL)"
     lost = straggler(1, rule="rank-lost", severity=Severity.CRITICAL, message=words, cost=None)
     over = straggler(0, closed=80, rule="rank-lost", severity=Severity.CRITICAL, message="it was silent", cost=None)
     for number, alerts in enumerate(([over], [lost], [straggler(1)], [])):

@@ -64,7 +64,7 @@ def test_attach_see_the_straggler_open_its_page_detach_and_the_training_goes_on(
         with attached(run_dir) as terminal:
             terminal.wait_for("● LIVE", MAX_S)
             terminal.wait_for("▲ slow backward", MAX_S)
-            terminal.wait_for(f"straggler: rank {SLOW} is slow in backward", MAX_S)
+            terminal.wait_for(f"straggler: rank {SLOW} slow in backward", MAX_S)
             # By hand, or with the worst on top: the cursor is on the first row then.
             terminal.send("w")
             terminal.wait_for(lambda screen: f"▌    {SLOW}  " in screen, MAX_S)

@@ -608,6 +608,6 @@ async def test_paused_while_the_history_is_evaluated_the_findings_are_shown():
         await stage.press("space")
         await stage.sees("‖ STEP 159")
         assert book.open
-        await stage.misses("rank 3 (node-0) is slow")
+        await stage.misses("rank 3 (node-0) slow")
         engine.caught_up = True
-        await stage.sees("‖ STEP 159", "rank 3 (node-0) is slow", "▲ slow backward")
+        await stage.sees("‖ STEP 159", "rank 3 (node-0) slow", "▲ slow backward")

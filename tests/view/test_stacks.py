@@ -51,7 +51,7 @@ def test_the_reason_for_no_answer_is_shown_if_the_process_can_be_inspected():
     reported = page(stacks_lines(ranks, 160))
 
     assert "rank 1: no answer: its process was stopped by a signal" in reported
-    assert "rank 2: no answer: its process lives, but something in it holds Python's lock" in reported
+    assert "rank 2: no answer: its process is alive, but a thread holds the GIL" in reported
 
 
 def test_the_phase_of_another_moment_is_not_shown():

@@ -191,7 +191,7 @@ def test_the_screen_answers_at_a_glance():
     assert "throughput    3,200 samples/s · 800 a rank" in lines
     assert "all-reduce    24% = wire 5% + waiting 19%  ▲ over 10%" in lines
     (alert,) = [line for line in lines if line.startswith("▲ straggler   ")]
-    assert "rank 2 is slow in backward: 26.0 ms, others 16.0" in alert
+    assert "rank 2 slow in backward: 26.0 ms vs 16.0 ms on the others" in alert
     assert not any(line.startswith("slowest rank") for line in lines)
 
 
@@ -314,7 +314,7 @@ def test_states_are_shown_as_words():
         rows, ["‖ checkpoint", "▲ 12 s in sync", "■ ended", "▲ agent off", "▲ silent", "✖ missing"], strict=True
     ):
         assert row.endswith(words)
-    assert any(line.endswith("rank 3: its agent has switched itself off (KeyError: x)") for line in screen(state, 120))
+    assert any(line.endswith("rank 3: its agent disabled itself (KeyError: x)") for line in screen(state, 120))
 
 
 def test_unknown_figures_are_shown_as_such():
@@ -344,7 +344,7 @@ def test_notes_are_shown_beneath_and_losses_once_as_alerts():
 
     assert "▲ ranks 0-1: DataParallel is used" in lines
     assert "▲ lossy       rank 3: 10 messages lost, 4 records dropped by the agent" in lines
-    assert "▲ lossy       rank 1: 1 unreadable or impossible record" in lines
+    assert "▲ lossy       rank 1: 1 unreadable or invalid record" in lines
     assert len([line for line in lines if "lost" in line or "unreadable" in line]) == 2
     assert any("of a kind this version does not know" in line for line in lines)
 

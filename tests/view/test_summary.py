@@ -301,7 +301,7 @@ def test_an_exit_code_is_shown_if_there_was_no_exception():
     for rank in (0, 1, 3):
         monitor.state.apply(wire.Gone(rank=rank, seq=0, exit_code=-15, ago_ns=1), 2 * 10**9)
 
-    assert root_cause(monitor) == "rank 2 ended with exit code 3; ranks 0-1, 3 after it"
+    assert root_cause(monitor) == "rank 2 exited with code 3; ranks 0-1, 3 after it"
 
 
 @pytest.mark.parametrize(

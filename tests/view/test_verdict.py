@@ -193,7 +193,7 @@ def test_a_rank_that_was_slow_and_once_hung_is_shown_with_both():
     [
         ({"exit_code": -9}, "rank 2 was killed (SIGKILL) without a word."),
         ({"exit_code": -11}, "rank 2 crashed (SIGSEGV) without a word."),
-        ({"exit_code": 3}, "rank 2 ended with exit code 3 without a word."),
+        ({"exit_code": 3}, "rank 2 exited with code 3 without a word."),
         ({"exit_code": -9, "oom_kills": 1}, "rank 2 ended without a word, killed by the kernel, for its memory."),
         ({}, "rank 2 ended without a word, killed most likely."),
     ],

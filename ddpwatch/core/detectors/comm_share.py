@@ -19,28 +19,27 @@ if TYPE_CHECKING:
 
 RULE: Final = rules.COMM_SHARE
 UNEVEN_ADVICE: Final = (
-    "The ranks wait for each other, now for one and now for another: uneven work (lengths of the inputs, batch sizes), "
-    "or hosts that have other things to do as well."
+    "The ranks take turns waiting for each other: look for uneven work (input lengths, batch sizes) and for other load "
+    "on the hosts."
 )
 _LESS_WIRE: Final = (
-    "The all-reduce itself is what takes the time: try bucket_cap_mb and gradient_as_bucket_view=True, gradient "
+    "The all-reduce itself takes the time: try another bucket_cap_mb, gradient_as_bucket_view=True, gradient "
     "accumulation under no_sync(), a bf16 or fp16 compression hook"
 )
 WIRE_ADVICE: Final = f"{_LESS_WIRE}, and check which network the backend uses."
-ONE_HOST_ADVICE: Final = f"{_LESS_WIRE}; with gloo it runs on the CPU and wants free cores."
+ONE_HOST_ADVICE: Final = f"{_LESS_WIRE}; gloo runs it on the CPU and needs free cores."
 UNPROVEN_ADVICE: Final = (
-    "Have all ranks watched to learn whether it is the wire or waiting for a slow rank: the one that all wait for may "
-    "be the one that is not seen."
+    "Call install() on every rank to separate wire from waiting: the rank that the others wait for may be one that is "
+    "not monitored."
 )
 
 
 def comm_share(context: DetectorContext) -> list[Finding]:
-    """Too much of the step goes into the all-reduce: time in which a rank can do nothing else.
+    """Exposed communication, the all-reduce that backward does not overlap, takes too much of the step.
 
-    The share is all time in communication over all time of the last steps, added up over the ranks, without those in
-    which the job stood still. What even the last rank to arrive spends there is the wire; the rest is waiting for
-    slower ranks. The two are split only while all ranks are seen. What was opened is closed only when the share
-    has fallen clearly below its limit.
+    The share is the time of all ranks in communication over the time of all their steps, without hung steps. The wire
+    is what even the last rank to arrive spends there; the rest is waiting for slower ranks. The two are separated only
+    while all ranks are seen. With hysteresis: an open alert closes once the share is clearly below its threshold.
     """
     limits = context.limits.comm_share
     window = context.window
@@ -54,8 +53,8 @@ def comm_share(context: DetectorContext) -> list[Finding]:
         return []
     opens = share > limits.share
     # Between the two thresholds the share alone does not explain the alert.
-    takes = f"all-reduce takes {percent(share)} of the last {plural(len(window), 'step')}"
-    takes += "" if opens else f", after more than {percent(limits.share)}"
+    takes = f"exposed all-reduce takes {percent(share)} of the step"
+    takes += "" if opens else f", down from more than {percent(limits.share)}"
     if not window.complete:
         return [_without_split(window, share, takes, opens=opens)]
     wire = float(window.wire_ns.sum(dtype=np.float64)) / total_ns
@@ -70,7 +69,7 @@ def _finding(window: Window, share: float, wire: float, takes: str, *, opens: bo
         rule=RULE,
         severity=Severity.WARNING,
         subject="job",
-        message=f"{takes}: wire {shown_wire}%, waiting {shown_waiting}%",
+        message=f"{takes}: wire {shown_wire}%, waiting {shown_waiting}% · last {plural(len(window), 'step')}",
         advice=_waiting_advice(window) if not on_wire else ONE_HOST_ADVICE if window.one_host else WIRE_ADVICE,
         cost=wire if on_wire else wait,
         evidence={
@@ -89,13 +88,13 @@ def _waiting_advice(window: Window) -> str:
     ranks = waited_for(dict(zip(window.ranks, cost_ns.tolist(), strict=True)))
     if not ranks:
         return UNEVEN_ADVICE
-    whose = "its own page" if len(ranks) == 1 else "their pages"
-    return f"Most of the waiting is for {ranks_text(ranks)}: {whose} and the straggler rule say where the time goes."
+    whose = "its page" if len(ranks) == 1 else "their pages"
+    return f"Most of the waiting is for {ranks_text(ranks)}: {whose} and the straggler alert show where the time goes."
 
 
 def _without_split(window: Window, share: float, takes: str, *, opens: bool) -> Finding:
     missing = window.world_size - len(window.ranks)
-    unseen = f"{plural(missing, 'rank')} of {window.world_size} cannot be compared"
-    message = f"{takes}; wire and waiting cannot be told apart while {unseen}"
+    unseen = f"{missing} of {plural(window.world_size, 'rank')} cannot be compared"
+    message = f"{takes}; wire and waiting are not separable while {unseen} · last {plural(len(window), 'step')}"
     evidence: Evidence = {"share_percent": round(share * 100, 2), "missing_ranks": missing, "steps": len(window)}
     return Finding(RULE, Severity.WARNING, "job", message, UNPROVEN_ADVICE, evidence=evidence, opens=opens)

@@ -16,16 +16,16 @@ if TYPE_CHECKING:
 
 RULE: Final = rules.DATA_BOUND
 ADVICE: Final = (
-    "Let the DataLoader work ahead: more num_workers, a larger prefetch_factor, persistent_workers=True, "
-    "pin_memory=True with non_blocking copies; then faster storage, fewer small files, or cheaper transforms."
+    "Prefetch more: higher num_workers and prefetch_factor, persistent_workers=True, pin_memory=True with non_blocking "
+    "copies; then faster storage, fewer small files, or cheaper transforms."
 )
 
 
 def data_bound(context: DetectorContext) -> list[Finding]:
-    """Most ranks spend much of their step waiting for their DataLoaders: the data comes slower than it is trained on.
+    """Most ranks spend much of their step waiting for their DataLoaders: data loading limits throughput.
 
-    For each rank the median wait for data is compared with its median step. A single rank that waits for its data is
-    a straggler and is reported as one.
+    Compares the median wait for data of each rank with its median step. A single rank that waits for data is reported
+    as a straggler.
     """
     limits = context.limits.data_bound
     window = context.window.last(limits.window_steps)

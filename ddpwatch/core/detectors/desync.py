@@ -14,30 +14,30 @@ from ddpwatch.core.diagnosis.arrivals import minority_of
 from ddpwatch.core.diagnosis.early_exit import left_the_loop
 from ddpwatch.core.diagnosis.exits import place_of
 from ddpwatch.core.diagnosis.stacks import top_of_stack
-from ddpwatch.core.units import duration
+from ddpwatch.core.units import duration_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ddpwatch.core.detectors.context import DetectorContext, Evidence
     from ddpwatch.core.diagnosis.arrivals import GroupMember, SyncPoint
+    from ddpwatch.core.diagnosis.exits import End
     from ddpwatch.core.diagnosis.mismatch import OpMismatch
 
 RULE: Final = rules.DESYNC
 ADVICE: Final = (
-    "The ranks have taken different ways through the script: look for a branch on the rank or on the data around a "
-    "collective, for data that has ended on some ranks, and for parameters that only some ranks use "
-    "(find_unused_parameters)."
+    "The ranks have taken different code paths: look for a branch on the rank or on the data around a collective, for "
+    "data that has ended on some ranks, and for parameters that only some ranks use (find_unused_parameters)."
 )
 
 
 def desync(context: DetectorContext) -> list[Finding]:
-    """Ranks have joined equally many operations of a group, but not the same one: they wait for each other for ever.
+    """Ranks have called different collectives, and wait for each other until the timeout fires.
 
-    Compared are the operation, the sizes and the types that each rank has in flight under the same number. The
-    minority is blamed, not the majority; of two, both are reported and neither is blamed. So it is with ranks that wait
-    for each other in different groups, and with ranks that lost their connections: gloo aborts a process that receives
-    more than it expects, and that one need not be wrong. Once they have given up waiting, it is a matter of `timeout`.
+    Compares the operation, sizes and types that each rank has in flight under the same sequence number, and ranks that
+    wait for each other in different process groups. Names the minority; without a majority, all ranks. Also compares
+    the last collectives of ranks that lost their connections: gloo aborts a process that receives more than it expects,
+    and that process may not be the root cause. A mismatch that has timed out is reported by `timeout`.
     """
     if context.gave_up is not None and context.gave_up.split is not None:
         return with_log_findings(context.state, RULE, [])
@@ -69,17 +69,21 @@ def _all_reported(context: DetectorContext, sync_point: SyncPoint) -> bool:
 def _mismatch(context: DetectorContext, sync_point: SyncPoint) -> Finding:
     blamed = sync_point.minority or [member for op_group in sync_point.op_groups for member in op_group]
     seq = (sync_point.op_groups[0][0].group.completed or 0) + 1
-    label = f"{_out_of_line(sync_point.minority) if sync_point.minority else 'the ranks disagree'} at #{seq}"
+    label = f"{names_of(sync_point.minority) if sync_point.minority else 'the ranks'} called "
+    label += f"{'a different collective' if len(sync_point.minority) == 1 else 'different collectives'} at #{seq}"
     finding = _waiting(context, sync_point, f"group {sync_point.name}", label, op_groups_text(sync_point), blamed)
     return replace(finding, detail=top_of_stack(sync_point.op_groups[1][0].rank.stack))
 
 
 def _crossed(context: DetectorContext, cycle: Sequence[SyncPoint]) -> Finding:
-    op_groups = " against ".join(f"{operation(sync_point)} on {names_of(sync_point.waiting)}" for sync_point in cycle)
+    op_groups = " vs ".join(f"{operation(sync_point)} on {names_of(sync_point.waiting)}" for sync_point in cycle)
     minority = minority_of(cycle)
     members = minority or [member for sync_point in cycle for member in sync_point.waiting]
     by_rank = {member.rank.rank: member for member in members}
-    label = f"{f'{_out_of_line(minority)}: ' if minority else ''}the ranks wait for each other in different groups"
+    label = "the ranks wait for each other in different process groups"
+    if minority:
+        wait = "waits" if len(minority) == 1 else "wait"
+        label = f"{names_of(minority)} {wait} in a different process group than the others"
     longest = max(cycle, key=lambda sync_point: sync_point.waiting[0].age_ns)
     blamed = [by_rank[rank] for rank in sorted(by_rank)]
     finding = _waiting(context, longest, "crossed groups", label, op_groups, blamed)
@@ -95,23 +99,19 @@ def _waiting(
     blamed: Sequence[GroupMember],
 ) -> Finding:
     # With the duration of the wait: a viewer that attaches late opens the alert late.
-    waited = duration(sync_point.waiting[0].age_ns / 1e9)
+    waited = duration_text(sync_point.waiting[0].age_ns / 1e9)
     doings = "; ".join(doing(context.state, member) for member in blamed[:3])
-    message = f"{label}: {op_groups}, for {waited}{deadline_text(context)}. {doings}"
+    message = f"{label}: {op_groups}; they have waited for {waited}{deadline_text(context)}. {doings}"
     evidence = facts(context, sync_point) | {"camps": op_groups, "doing": doings}
     ranks, urgent = ranks_of(blamed), context.urgent
     return Finding(RULE, Severity.CRITICAL, subject, message, ADVICE, ranks, urgent=urgent, evidence=evidence)
-
-
-def _out_of_line(members: Sequence[GroupMember]) -> str:
-    return f"{names_of(members)} {'is' if len(members) == 1 else 'are'} out of line"
 
 
 def _broken(mismatch: OpMismatch) -> Finding:
     """Operations the ranks were in when one was aborted, or their connections broke."""
     odd = mismatch.minority
     blamed = odd or [end for op_group in mismatch.op_groups for end in op_group]
-    op_groups = " against ".join(
+    op_groups = " vs ".join(
         f"{op.op} #{op.seq} {op.shape} on {names_of(op_group)}"
         for op, op_group in zip(mismatch.ops, mismatch.op_groups, strict=True)
     )
@@ -120,20 +120,24 @@ def _broken(mismatch: OpMismatch) -> Finding:
         for op_group in mismatch.op_groups[:3]
         if (place := place_of(op_group[0]))
     )
-    was = "was" if len(odd) == 1 else "were"
-    label = f"{names_of(odd)} {was} out of line" if odd else "the ranks were in different operations"
-    unsure = "" if odd else "; which of them is wrong cannot be told"
+    label = f"{names_of(odd) if odd else 'the ranks'} {different_collective(odd)}"
+    unsure = "" if odd else "; which of them is wrong is unknown"
     if mismatch.unseen:
-        unsure += f"; how {names_of(mismatch.unseen)} ended was not seen"
-    message = f"{label} when their connections broke: {op_groups}{unsure}{f'. {places}' if places else ''}"
+        unsure += f"; how {names_of(mismatch.unseen)} ended was not observed"
+    message = f"{label} when the connections broke: {op_groups}{unsure}{f'. {places}' if places else ''}"
     aborted = names_of(mismatch.aborted) if mismatch.aborted else ""
     evidence: Evidence = {"camps": op_groups, "places": places, "aborted": aborted}
     return Finding(RULE, Severity.CRITICAL, "broken", message, ADVICE, ranks_of(blamed), evidence=evidence)
 
 
+def different_collective(minority: Sequence[End | GroupMember]) -> str:
+    """What the minority did, or all ranks if there is none: `was in a different collective`."""
+    return "was in a different collective" if len(minority) == 1 else "were in different collectives"
+
+
 def op_groups_text(sync_point: SyncPoint) -> str:
-    """Operations and their ranks: `all_reduce [8] Float on ranks 0, 2 against broadcast [8] Float on rank 1`."""
-    return " against ".join(
+    """Operations and their ranks: `all_reduce [8] Float on ranks 0, 2 vs broadcast [8] Float on rank 1`."""
+    return " vs ".join(
         f"{op_group[0].group.op} {op_group[0].group.shape}".strip() + f" on {names_of(op_group)}"
         for op_group in sync_point.op_groups
     )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 from ddpwatch.core import rule_names as rules
 from ddpwatch.core.alerts.model import Finding, Severity
-from ddpwatch.core.units import count, ranks_text
+from ddpwatch.core.units import count, plural, ranks_text
 
 if TYPE_CHECKING:
     from ddpwatch.core.detectors.context import DetectorContext, Evidence
@@ -17,9 +17,8 @@ RULE: Final = rules.DRIFT
 OWN_MODELS: Final = frozenset({"plain", "dataparallel"})
 """Kinds of training in which each process may have its own parameters."""
 ADVICE: Final = (
-    "A rank has changed its parameters by itself; DDP averages gradients and never repairs that. Look for code that "
-    "runs on one rank only: load_state_dict, in-place changes, weight averaging, an optimizer with other settings, "
-    "steps skipped on one rank; or a device that computes wrongly."
+    "Look for code that changes parameters on one rank only: load_state_dict, in-place changes, weight averaging, "
+    "other optimizer settings, skipped steps; or a faulty GPU. DDP averages gradients and never repairs parameters."
 )
 
 Key: TypeAlias = tuple[int, str, int]
@@ -27,10 +26,10 @@ Key: TypeAlias = tuple[int, str, int]
 
 
 def drift(context: DetectorContext) -> list[Finding]:
-    """The replicas are no longer equal: the ranks train different models and the result depends on which one is saved.
+    """The model replicas differ: the ranks train different models, and the result depends on which one is saved.
 
-    After some steps each rank takes a checksum of the same slice of the same parameter; in DDP all bits must be equal.
-    What was found stays true until the same slice is found equal again, for nothing in DDP repairs it.
+    Compares checksums that all ranks take of the same slice of the same parameter after the same step; in DDP they must
+    be equal bit by bit. The alert stays open until the same slice is equal again: nothing in DDP repairs a difference.
     """
     checks = _common(context.state)
     newest: dict[tuple[str, int], Key] = {}
@@ -43,9 +42,9 @@ def drift(context: DetectorContext) -> list[Finding]:
     step, parameter, offset = key
     ranks, majority = _odd(checks[key])
     differ = "differs from the others" if len(ranks) == 1 else "differ from the others" if majority else "differ"
-    more = len({name for _, name, _ in differing}) - 1
+    earlier = len({name for _, name, _ in differing}) - 1
     message = f"{ranks_text(ranks)} {differ} in parameter {parameter} after step {count(step)}"
-    message += f", and in {more} more before" if more else ""
+    message += f", and in {plural(earlier, 'parameter')} before" if earlier else ""
     evidence: Evidence = {
         "step": step,
         "parameter": parameter,

@@ -17,14 +17,14 @@ if TYPE_CHECKING:
     from ddpwatch.wire import Gpu
 
 RULE: Final = rules.GPU_ERROR
-LOST: Final = "it is lost, nothing can be read from it any more"
+LOST: Final = "GPU is lost: the driver cannot read it"
 
 
 def gpu_error(context: DetectorContext) -> list[Finding]:
-    """The driver reports an error of a GPU: an Xid, memory errors that could not be corrected, or a lost GPU.
+    """The driver reports a GPU error: an Xid, uncorrectable ECC errors, or a lost GPU.
 
-    An Xid is the driver's number for what has happened; the usual ones are named in words. Those that only follow from
-    the end of a process are good to know. Memory errors count from when the GPU was first seen.
+    An Xid is the error number of the NVIDIA driver, shown with NVIDIA's name for it. Xids that only follow from the end
+    of a process are information. ECC errors are counted since the GPU was first seen.
     """
     by_gpu: dict[str, list[tuple[RankState, Gpu]]] = {}
     for rank in context.state.ranks.values():
@@ -54,7 +54,7 @@ def _finding(users: Sequence[tuple[RankState, Gpu]]) -> Finding:
         words, severity, advice = xid_meaning(code)
         reported.append((severity, f"Xid {code}, {words}", advice))
     if errors := new_ecc_errors(rank, gpu):
-        reported.append((Severity.CRITICAL, f"{plural(errors, 'new memory error')} that could not be corrected", RESET))
+        reported.append((Severity.CRITICAL, f"{plural(errors, 'new uncorrectable ECC error')}", RESET))
     if gpu.lost:
         reported.append((Severity.CRITICAL, LOST, RESET))
     severity, worst, advice = max(reported, key=lambda part: part[0])

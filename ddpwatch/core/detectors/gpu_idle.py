@@ -24,25 +24,25 @@ if TYPE_CHECKING:
 
 RULE: Final = rules.GPU_IDLE
 _SMALL: Final = (
-    "The kernels are too small or are launched too slowly: try a larger batch, torch.compile, CUDA graphs, and look "
-    "for .item(), .cpu() or print of tensors in the loop."
+    "The kernels are too small or launched too slowly: try a larger batch, torch.compile or CUDA graphs, and look for "
+    ".item(), .cpu() or printed tensors in the loop."
 )
 WAITS: Final = {
     "data": (
         "waiting for data",
-        "Let the DataLoader work ahead: more num_workers and prefetch_factor; then faster storage, cheaper transforms.",
+        "Prefetch more: higher num_workers and prefetch_factor; then faster storage or cheaper transforms.",
     ),
     "sync": (
         "in the all-reduce",
-        "See comm-share and straggler: the ranks wait for the network or for each other.",
+        "The ranks wait for the network or for each other: see comm-share and straggler.",
     ),
     "other": (
-        "between the phases",
-        "Look for what the script does there on the CPU: logging, metrics, checkpoints, copies of tensors.",
+        "between phases",
+        "Look for work on the CPU between phases: logging, metrics, checkpoints, copies of tensors.",
     ),
     "forward": ("in forward", _SMALL),
     "backward": ("in backward", _SMALL),
-    "optimizer": ("in the optimizer", "Try fused=True or foreach=True in the optimizer."),
+    "optimizer": ("in the optimizer", "Set fused=True or foreach=True in the optimizer."),
 }
 
 
@@ -57,10 +57,10 @@ class _Idle:
 
 
 def gpu_idle(context: DetectorContext) -> list[Finding]:
-    """The GPU of a rank has little to do while the rank trains: something else takes the time.
+    """Low GPU utilization while the rank trains: something other than the GPU limits it.
 
-    By the mean utilization of the last readings, of ranks that finish steps and do not pause. Named is the phase
-    that takes most of the step. When most ranks are alike it is reported once, for the job.
+    Mean GPU utilization of the last readings, of ranks that finish steps and do not pause, with the phase that takes
+    most of the step. Reported once for the job if most ranks are affected.
     """
     state, limits = context.state, context.limits.gpu_idle
     with_gpus, idle = 0, []
@@ -78,8 +78,8 @@ def gpu_idle(context: DetectorContext) -> list[Finding]:
     most = len(found) * 2 > with_gpus > 1
     if most or len(found) > limits.MAX_SEPARATE:
         ranks = "all ranks" if most and len(found) == with_gpus else ranks_text(one.rank for one in found)
-        return [_finding("job" if most else "GPUs", f"GPUs of {ranks}", found)]
-    return [_finding(f"rank {one.rank}", f"the GPU of rank {one.rank}", [one]) for one in found]
+        return [_finding("job" if most else "GPUs", ranks, found)]
+    return [_finding(f"rank {one.rank}", f"rank {one.rank}", [one]) for one in found]
 
 
 def _mean_util(rank: RankState, limits: GpuIdleLimits) -> float | None:
@@ -124,10 +124,9 @@ def _finding(subject: str, label: str, found: Sequence[_Idle]) -> Finding:
     phase = max((one.phase for one in named), key=lambda name: sum(one.phase == name for one in named), default="")
     where, advice = WAITS.get(phase, ("", _SMALL))
     share = median(one.share for one in named if one.phase == phase) if phase else 0.0
-    works = "work" if label.startswith("GPUs") else "works"
-    message = f"{label} {works} {percent(util)} of the time"
-    message += f": {percent(share)} of the step goes by {where}" if phase else ""
-    ranks = () if label.endswith("all ranks") else tuple(one.rank for one in found)
+    message = f"{label}: GPU utilization {percent(util)}"
+    message += f" · {percent(share)} of the step {where}" if phase else ""
+    ranks = () if label == "all ranks" else tuple(one.rank for one in found)
     percents = {"util_percent": round(util * 100, 1), "phase_percent": round(share * 100, 1)}
     evidence: Evidence = {**percents, "idle_ranks": len(found)}
     return Finding(RULE, Severity.WARNING, subject, message, advice, ranks, phase or None, evidence=evidence)

@@ -22,23 +22,23 @@ if TYPE_CHECKING:
 
 RULE: Final = rules.GPU_THROTTLE
 HOT_ADVICE: Final = (
-    "It is too hot or its hardware protects itself: look at fans, air flow, power supply and cables of the host "
-    "(nvidia-smi -q -d TEMPERATURE,POWER,PERFORMANCE), and leave the host out until that is mended."
+    "It is too hot, or its hardware protects itself: check fans, air flow, power supply and cables of the host "
+    "(`nvidia-smi -q -d TEMPERATURE,POWER,PERFORMANCE`), and exclude the host until it is fixed."
 )
 POWER_ADVICE: Final = (
-    "Its power limit holds it below the others: compare nvidia-smi -q -d POWER with them, and set the same limit "
-    "with nvidia-smi -pl."
+    "Its power limit is lower than that of the others: compare `nvidia-smi -q -d POWER`, and set the same limit with "
+    "`nvidia-smi -pl`."
 )
-NORMAL_ADVICE: Final = "Nothing to do: at full load the power limit decides how fast a GPU is clocked."
+NORMAL_ADVICE: Final = "Nothing to do: at full load the power limit sets the clock of a GPU."
 _HELD: Final = frozenset(THROTTLE_REASONS)
 
 
 def gpu_throttle(context: DetectorContext) -> list[Finding]:
-    """The clocks of a GPU are held down, so that it computes more slowly than it could.
+    """A GPU is throttled: its clocks are reduced, so that it computes more slowly than it could.
 
-    Reported when that was so in most of the last readings. Heat and hardware are a warning. A power cap is normal at
-    full load and good to know, unless the clocks are clearly below those of the other GPUs of the same kind. Most GPUs
-    of one host together are reported as the host.
+    Reported when it is throttled in most of the last readings. Thermal and hardware slowdown are a warning. A power cap
+    is normal at full load, and a warning only if the clocks are clearly below those of other GPUs of the same model.
+    Most GPUs of one host together are reported as the host.
     """
     limits = context.limits.gpu_throttle
     clocks, ranks = _held_clocks(context)
@@ -113,8 +113,8 @@ def _finding(subject: str, held: Sequence[Clock]) -> Finding:
     label = subject
     if len(held) > 1:
         of = f"{subject}, " if subject.startswith("host ") else ""
-        label = f"{of}{plural(len(held), 'GPU')} ({ranks_text(ranks)}), at worst"
-    message = f"{label}: {clock_text(worst)}" if len(held) == 1 else f"{label} {clock_text(worst)}"
+        label = f"{of}{plural(len(held), 'GPU')} ({ranks_text(ranks)})"
+    message = f"{label} throttled{', worst' if len(held) > 1 else ''}: {clock_text(worst)}"
     advice = HOT_ADVICE if any(clock.harsh for clock in held) else POWER_ADVICE
     return Finding(RULE, Severity.WARNING, subject, message, advice, ranks, evidence=_evidence(held, worst))
 
@@ -122,7 +122,7 @@ def _finding(subject: str, held: Sequence[Clock]) -> Finding:
 def _normal(capped: Sequence[Clock], ranks: Sequence[RankState]) -> Finding:
     slowest = min(capped, key=lambda clock: clock.mhz)
     total = sum(len(rank.gpus.latest.gpus) for rank in ranks if rank.gpus.latest)
-    label = f"{len(capped)} of {plural(total, 'GPU')} at the power cap" if total > 1 else "the GPU is at its power cap"
+    label = f"{len(capped)} of {plural(total, 'GPU')} at the power cap" if total > 1 else "the GPU at its power cap"
     clocks = clock_text(slowest).partition(",")[0]
     message = f"{label}, none far below the others: {clocks}" if total > 1 else f"{label}: {clocks}"
     return Finding(RULE, Severity.INFO, "power cap", message, NORMAL_ADVICE, evidence=_evidence(capped, slowest))

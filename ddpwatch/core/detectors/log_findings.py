@@ -34,7 +34,7 @@ SURVIVED: Final = frozenset({"exception", "ddp-error", "cuda-oom"})
 SUBJECT: Final = "logs"
 HOW_IT_ENDED: Final = frozenset({"crash", "killed", "signal", "exit"})
 """Causes that carry no more information than an exit code."""
-ADVICE: Final = "The logs screen and `ddpwatch postmortem` show the lines that say so."
+ADVICE: Final = "See the log lines on the logs screen or with `ddpwatch postmortem`."
 
 
 def _log_finding(state: RunState, rule: str) -> Finding | None:

@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 
 RULE: Final = rules.LOSSY
 ADVICE: Final = (
-    "Figures have gaps. Lost messages: the network between rank and viewer, or a viewer that is too busy. Records "
-    "dropped: the agent's thread gets no CPU, so leave it a core."
+    "Metrics have gaps. Lost messages: check the network between rank and viewer, and the viewer's load. Dropped "
+    "records: the agent's thread is starved of CPU, so leave it a core."
 )
 UNREADABLE_ADVICE: Final = (
-    "Check that agents and viewer have the same version of ddpwatch, and that nobody else writes to its sockets."
+    "Check that agents and viewer have the same version of ddpwatch, and that no other program writes to its sockets."
 )
-OFF_ADVICE: Final = "The training goes on unwatched. Please report the reason given: it is an error of ddpwatch's own."
+OFF_ADVICE: Final = "Training continues without monitoring. Please report the reason: it is a bug in ddpwatch."
 
 
 @dataclass(frozen=True)
@@ -46,19 +46,19 @@ class _Losses:
         parts = [
             plural(self.lost, "message") + " lost" if self.lost else "",
             plural(self.dropped, "record") + " dropped by the agent" if self.dropped else "",
-            plural(self.bad, "unreadable or impossible record") if self.bad else "",
-            "its steps do not fit those of the others and are left out" if self.implausible else "",
-            f"its agent has switched itself off{f' ({self.off})' if self.off else ''}" if self.off is not None else "",
+            plural(self.bad, "unreadable or invalid record") if self.bad else "",
+            "its step times are implausible beside the others and are excluded" if self.implausible else "",
+            f"its agent disabled itself{f' ({self.off})' if self.off else ''}" if self.off is not None else "",
         ]
         return ", ".join(filter(None, parts))
 
 
 def lossy(context: DetectorContext) -> list[Finding]:
-    """Something that was measured did not arrive, or could not be believed, so that figures have gaps.
+    """Measurements were lost, or are implausible, so that metrics have gaps.
 
-    Counted are messages missing from a rank's numbered stream, records that its agent had to overwrite, frames that
-    cannot be read, and steps that cannot be true. An agent that has met an error of its own switches itself off and
-    leaves the training alone; that is reported here, too. The counts are those of the whole run.
+    Counts, over the whole run, messages missing from a rank's numbered stream, records that its agent overwrote,
+    unreadable frames, and implausible steps. An agent with an internal error disables itself and leaves the training
+    alone; that is reported here, too.
     """
     state = context.state
     implausible = {*context.window.implausible, *context.out_of_step}
@@ -96,8 +96,8 @@ def _together(affected: list[_Losses]) -> Finding:
     implausible = sum(losses.implausible for losses in affected)
     parts = [
         _Losses(-1, lost, dropped, bad, implausible=False, off=None).words,
-        f"{plural(implausible, 'rank')} whose steps do not fit" if implausible else "",
-        f"{plural(len(off), 'agent')} switched off" if off else "",
+        f"{plural(implausible, 'rank')} with implausible steps" if implausible else "",
+        f"{plural(len(off), 'agent')} disabled" if off else "",
     ]
     names = ranks_text(losses.rank for losses in affected)
     evidence: Evidence = {
@@ -122,7 +122,7 @@ def _finding(affected: list[_Losses], subject: str, message: str, evidence: Evid
 def _unassigned(state: RunState) -> list[Finding]:
     if not state.bad_unassigned:
         return []
-    why = f", the last because: {state.bad_reason}" if state.bad_reason else ""
-    message = f"{plural(state.bad_unassigned, 'unreadable frame')} that no rank can be blamed for{why}"
+    why = f"; last reason: {state.bad_reason}" if state.bad_reason else ""
+    message = f"{plural(state.bad_unassigned, 'unreadable frame')} of unknown origin{why}"
     evidence: Evidence = {"unreadable_frames": state.bad_unassigned, "last_reason": state.bad_reason}
     return [Finding(RULE, Severity.WARNING, "unassigned", message, UNREADABLE_ADVICE, evidence=evidence)]

@@ -11,7 +11,7 @@ import numpy as np
 from ddpwatch.core import rule_names as rules
 from ddpwatch.core.alerts.model import Finding, Severity
 from ddpwatch.core.limits import MemoryLimits
-from ddpwatch.core.units import duration, percent, ranks_text, size
+from ddpwatch.core.units import duration_text, percent, ranks_text, size_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,16 +22,16 @@ if TYPE_CHECKING:
 
 RULE: Final = rules.MEMORY
 ADVICE: Final = (
-    "Look for what is kept from step to step: lists of losses without .item(), caches, logged tensors. DataLoader "
-    "workers that copy a list of Python objects count as well: keep it in an array."
+    "Look for objects kept from step to step: lists of losses without .item(), caches, logged tensors. DataLoader "
+    "workers also copy lists of Python objects (copy-on-write): keep these in an array."
 )
 GPU_ADVICE: Final = (
-    "It will run out: look for tensors that are kept from step to step (losses without .detach(), outputs in lists), "
-    "inputs that grow, or take a smaller batch."
+    "Look for tensors kept from step to step (losses without .detach(), outputs in lists) and for growing inputs, or "
+    "use a smaller batch."
 )
 UNUSED_ADVICE: Final = (
-    "Much of what torch has reserved is in pieces that it cannot use: set "
-    "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, and keep the sizes of inputs from changing."
+    "The memory that torch reserves is fragmented: set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, and keep "
+    "input sizes constant."
 )
 
 
@@ -51,11 +51,10 @@ class _Growth:
 
 
 def memory(context: DetectorContext) -> list[Finding]:
-    """Memory of a rank keeps growing, on its host or on a GPU that is nearly full: in the end the process is killed
-    or fails for want of memory, and the job with it.
+    """Memory of a rank keeps growing, on its host or on a GPU that is nearly full, until the rank runs out of memory.
 
-    By the medians of the first, the second and the last third of the time watched, which must grow all along;
-    what is loaded once and then stays does not count. Memory of a GPU is reported only when nearly all of it is in use.
+    Compares the medians of the first, second and last third of the observed time: growth must continue throughout, so
+    that data loaded once does not count. Memory of a GPU is reported only when it is nearly full.
     """
     limits = context.limits.memory
     state = context.state
@@ -124,9 +123,10 @@ def _finding(grown: list[_Growth]) -> Finding:
     worst = max(grown, key=lambda growth: growth.bytes_per_hour)
     ranks = tuple(growth.rank for growth in grown)
     label = ranks_text(ranks)
-    subject, most = (label, "") if len(grown) == 1 else ("ranks", f"; most on rank {worst.rank}")
-    message = f"memory of {label} keeps growing{most}: {size(worst.first_bytes)} to {size(worst.last_bytes)} in "
-    message += f"{duration(worst.watched_s)}, {size(worst.bytes_per_hour)} an hour"
+    subject, most = (label, "") if len(grown) == 1 else ("ranks", f", fastest on rank {worst.rank}")
+    message = f"{label}: host memory keeps growing{most}: {size_text(worst.first_bytes)} to "
+    message += f"{size_text(worst.last_bytes)} in {duration_text(worst.watched_s)} · "
+    message += f"{size_text(worst.bytes_per_hour)} per hour"
     sizes: Evidence = {"first_bytes": round(worst.first_bytes), "last_bytes": round(worst.last_bytes)}
     return Finding(RULE, Severity.WARNING, subject, message, ADVICE, ranks, evidence=sizes | worst.rate)
 
@@ -141,9 +141,9 @@ def _gpu_finding(full: Sequence[_Growth], limits: MemoryLimits) -> Finding:
     ranks = tuple(sorted({growth.rank for growth in full}))
     subject = f"rank {worst.rank} · {gpu.device}" if len(full) == 1 else "GPUs"
     label = subject if len(full) == 1 else f"{len(full)} GPUs ({ranks_text(ranks)})"
-    hint = f" · torch holds {size(reserved)} and uses {size(allocated)} of it" if unused else ""
-    message = f"{label}: {percent(used / total)} of the GPU's memory in use and growing, "
-    message += f"{size(worst.bytes_per_hour)} an hour{hint}"
+    hint = f" · torch reserves {size_text(reserved)} and uses {size_text(allocated)} of it" if unused else ""
+    message = f"{label}: {percent(used / total)} of GPU memory in use and growing by "
+    message += f"{size_text(worst.bytes_per_hour)} per hour{hint}"
     advice = UNUSED_ADVICE if unused else GPU_ADVICE
     sizes: Evidence = {"used_bytes": used, "total_bytes": total}
     sizes |= {"reserved_bytes": reserved, "allocated_bytes": allocated}

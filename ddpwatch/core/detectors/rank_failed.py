@@ -26,23 +26,23 @@ if TYPE_CHECKING:
 RULE: Final = rules.RANK_FAILED
 MESSAGE_CHARS: Final = 300
 """Characters of an exception that are shown in a message."""
-ADVICE: Final = "Read its whole traceback in the launcher's log."
+ADVICE: Final = "Read the full traceback in the launcher's log."
 PEER_ADVICE: Final = (
-    "Read its whole traceback in the launcher's log. It complains of its connection to another rank: look for one that "
-    "ended earlier or does not arrive, and at the network between them."
+    "Its connection to another rank failed: look for a rank that exited earlier or has not joined, and check the "
+    "network between them. The full traceback is in the launcher's log."
 )
-INTERRUPT_ADVICE: Final = "Somebody pressed Ctrl-C, or sent SIGINT to the launcher; no rank is to blame."
+INTERRUPT_ADVICE: Final = "Ctrl-C was pressed, or SIGINT was sent to the launcher; no rank is the root cause."
 GAVE_UP: Final = "gave up"
 MAX_HOSTS: Final = 3
 """With more hosts than this, none is named."""
-_CAUSES: Final = {"failed": "failed", "lost": "was lost", "silent": "fell silent"}
+_CAUSES: Final = {"failed": "failed", "lost": "was lost", "silent": "stopped sending heartbeats"}
 
 
 def rank_failed(context: DetectorContext) -> list[Finding]:
-    """A rank was ended by an exception that nothing in the script has caught. The others fail or hang without it.
+    """An uncaught exception, or an exit code other than 0, ended a rank. The others fail or hang without it.
 
-    The rank tells so itself in its last message, with the exception and the last lines of its traceback. Ranks that
-    failed after another was gone, above all with a broken connection, are taken for its consequence.
+    The rank's last message has the exception and the last lines of its traceback. Ranks that failed after another
+    exited, usually with a broken connection, are secondary failures.
     """
     left_behind = [rank.rank for rank in context.left_behind.failed]
     first = [end for end in context.endings.first if end.how == "failed" and end.rank.rank not in left_behind]
@@ -61,7 +61,7 @@ def rank_failed(context: DetectorContext) -> list[Finding]:
     most = RankFailedLimits.MAX_SEPARATE
     findings = [_single(context.state, end) for end in first[:most]]
     if more := first[most:]:
-        message = f"{plural(len(more), 'more rank')} ended by an exception: {names_of(more)}"
+        message = f"{names_of(more)} raised exceptions, too ({plural(len(more), 'more rank')})"
         evidence: Evidence = {"ranks": len(more)}
         findings.append(Finding(RULE, Severity.CRITICAL, "more", message, ADVICE, ranks_of(more), evidence=evidence))
     if gave_up:
@@ -91,7 +91,7 @@ def _single(state: RunState, end: End) -> Finding:
     detail = ""
     if not text and rank.exit_code:
         detail = f"exit code {rank.exit_code}"
-        text = f"its exit code {rank.exit_code}, without an exception: sys.exit"
+        text = f"exited with code {rank.exit_code}, without an exception (sys.exit)"
     shown = text if len(text) <= MESSAGE_CHARS else text[: MESSAGE_CHARS - 1] + "…"
     evidence: Evidence = {"text": text, "host": rank.host, "pid": rank.pid}
     if rank.step is not None:
@@ -100,7 +100,7 @@ def _single(state: RunState, end: End) -> Finding:
         rule=RULE,
         severity=Severity.CRITICAL,
         subject=f"rank {rank.rank}",
-        message=f"rank {rank.rank} was ended by {shown or 'an exception'}",
+        message=f"rank {rank.rank} {'' if detail else 'raised '}{shown or 'an exception'}",
         advice=PEER_ADVICE if end.complains_of_peer else ADVICE,
         ranks=(rank.rank,),
         detail=detail,
@@ -119,7 +119,7 @@ def _open_delay_ns(state: RunState, left: Sequence[RankState]) -> float:
 def _interrupted(ends: Sequence[End]) -> Finding:
     """One finding for all ranks: a keyboard, or the launcher behind it, sends SIGINT to each."""
     was = "was" if len(ends) == 1 else "were"
-    message = f"{names_of(ends)} {was} interrupted from the keyboard (SIGINT)"
+    message = f"{names_of(ends)} {was} interrupted (Ctrl-C, SIGINT)"
     evidence = _facts(ends, ends[0])
     return Finding(RULE, Severity.CRITICAL, "interrupted", message, INTERRUPT_ADVICE, ranks_of(ends), evidence=evidence)
 
@@ -131,16 +131,16 @@ def _unordered(state: RunState, ends: Sequence[End], left: Sequence[RankState]) 
     silent = [rank for rank in state.ranks.values() if state.condition(rank) == "silent"]
     names = ranks_text(rank.rank for rank in left or silent)
     if left:
-        how = " with exit code 0" if all(rank.exit_code == 0 for rank in left) else ""
-        message = f"{failed} after {names} had ended{how}"
-        advice = f"Find out why {names} ended before the others: the data, or the script (sys.exit)."
+        how = " with code 0" if all(rank.exit_code == 0 for rank in left) else ""
+        message = f"{names} exited{how} before the others: {failed}"
+        advice = f"Find out why {names} exited before the others: the end of the data, or the script (sys.exit)."
     elif silent:
-        has, host = ("has", "its host answers") if len(silent) == 1 else ("have", "their hosts answer")
-        message = f"{failed}, and {names}{_on_hosts(state, silent)} {has} fallen silent, too"
-        advice = f"Look at {names} first, and whether {host}."
+        host = "its host responds" if len(silent) == 1 else "their hosts respond"
+        message = f"{names}{_on_hosts(state, silent)} stopped sending heartbeats: {failed}"
+        advice = f"Look at {names} first, and check whether {host}."
     else:
-        message = f"{failed}, too close together to tell which was first"
-        advice = "No other rank is gone, so it may be the network between them; the launcher's log has all tracebacks."
+        message = f"{failed}, too close together to know which was first"
+        advice = "No other rank is lost, so check the network between them; the launcher's log has all tracebacks."
     return Finding(
         rule=RULE,
         severity=Severity.CRITICAL,
@@ -163,27 +163,28 @@ def _gave_up(ends: Sequence[End], gave_up: TimedOut | None) -> Finding:
     """Ranks whose wait in a collective timed out; the rule `timeout` names the rank they waited for."""
     waited = [end for end in ends if is_timeout(_text(end.rank))]
     others = [end for end in ends if end not in waited]
-    advice = "`timeout` tells what is known of whom they waited for."
+    advice = "See the `timeout` alert for what is known about the rank that they waited for."
     if gave_up is not None and gave_up.split is not None:
-        advice = "They were in different operations, which `timeout` tells."
+        advice = "They were in different collectives: see the `timeout` alert."
     elif gave_up is not None and gave_up.culprits:
-        advice = "Look at the rank that they waited for, which `timeout` names, not at them."
-    then = f"; {names_of(others)} lost the connection to them" if others else ""
-    message = f"{names_of(waited)} gave up waiting in a collective and failed{then}"
+        advice = "Look at the rank that they waited for, named by the `timeout` alert, not at these."
+    its = "its connection" if len(others) == 1 else "their connections"
+    then = f"; {names_of(others)} lost {its} to them" if others else ""
+    message = f"{names_of(waited)} timed out in a collective and failed{then}"
     return Finding(RULE, Severity.INFO, GAVE_UP, message, advice, ranks_of(ends), evidence=_facts(ends, waited[0]))
 
 
 def _left_behind(found: LeftBehind) -> Finding:
     """Ranks that failed because others had left at the end of their data, which `uneven-batch` reports."""
     failed, left = (ranks_text(rank.rank for rank in ranks) for ranks in (found.failed, found.left))
-    their, them = ("their", "them") if len(found.left) > 1 else ("its", "it")
+    their = "their" if len(found.left) > 1 else "its"
     where = f" at the end of {their} data" if found.at_end else " before the others"
     return Finding(
         rule=RULE,
         severity=Severity.INFO,
         subject=END_OF_DATA,
-        message=f"{failed} failed after {left} had ended{where}, because of {them}: connection lost",
-        advice=f"`uneven-batch` says what to do about the data of {left}.",
+        message=f"{failed} failed because {left} exited{where}: connection lost",
+        advice=f"See the `uneven-batch` alert for the data of {left}.",
         ranks=tuple(rank.rank for rank in found.failed),
         evidence={"first_rank": found.left[0].rank, "ranks": len(found.failed), "text": _text(found.failed[0])},
     )
@@ -206,11 +207,11 @@ def _secondary(ends: Sequence[End], causes: Sequence[End], subject: str) -> Find
     certain = len(causes) == 1 and not causes[0].aborted
     because = ": connection lost" if all(end.complains_of_peer for end in ends) else ""
     if _all_timed_out(ends):
-        because = ": they waited in vain" if len(ends) > 1 else ": it waited in vain"
-    because = f", because of it{because}" if because and certain else because
+        because = ": timed out in a collective"
+    after = "because" if because and certain else "after"
     how = "aborted" if causes[0].aborted else _CAUSES[causes[0].how]
     how = how.replace("was ", "were ", 1) if len(causes) > 1 else how
-    message = f"{names_of(ends)} failed after {names_of(causes)} {how}{because}"
+    message = f"{names_of(ends)} failed {after} {names_of(causes)} {how}{because}"
     evidence: Evidence = {"first_rank": causes[0].rank.rank} | _facts(ends, ends[0])
     return Finding(RULE, Severity.INFO, subject, message, advice_on(causes), ranks_of(ends), evidence=evidence)
 

@@ -1,4 +1,4 @@
-"""Ranks that ended, or fell silent, without a last message: alone, as a host, or as secondary failures."""
+"""Ranks that exited, or stopped sending heartbeats, without a goodbye: alone, as a host, or as secondary failures."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ddpwatch.core.detectors.log_findings import with_log_findings
 from ddpwatch.core.diagnosis.exits import FREE, advice_on, how_ended, place_of, why_no_heartbeat, without_order
 from ddpwatch.core.limits import RankLostLimits
 from ddpwatch.core.state.run import ALIVE
-from ddpwatch.core.units import count, duration, plural, ranks_text
+from ddpwatch.core.units import count, duration_text, plural, ranks_text
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -25,57 +25,60 @@ if TYPE_CHECKING:
 
 RULE: Final = rules.RANK_LOST
 LOST_ADVICE: Final = (
-    "The exit code in the launcher's log says which: -9 killed (OOM killer: dmesg -T | grep -i kill; a limit of the "
-    "scheduler), -6 aborted in C++, as gloo does when ranks call different collectives, -11 crashed. Its own log has "
-    "the last words; --log watches it."
+    "Look up its exit code in the launcher's log: -9 killed (OOM killer: `dmesg -T | grep -i kill`, or a scheduler "
+    "limit), -6 aborted in C++, as gloo does when ranks call different collectives, -11 crashed. Its own log has its "
+    "last lines; follow it with --log."
 )
 ABORT_ADVICE: Final = (
-    "Look for a branch on the rank or on the data around a collective. Its log has the reason of the abort: gloo's "
-    "`Received data size doesn't match`, NCCL's watchdog, or a failed check in C++; --log watches it."
+    "Look for a branch on the rank or on the data around a collective. Its log has the reason for the abort: gloo's "
+    "`Received data size doesn't match`, NCCL's watchdog, or a failed check in C++; follow it with --log."
 )
 OOM_ADVICE: Final = (
-    "The memory limit of its control group was reached: fewer DataLoader workers, a smaller batch or prefetch factor, "
-    "or a higher limit (dmesg -T | grep -i kill tells which process it was)."
+    "The memory limit of its cgroup was reached: use fewer DataLoader workers, a smaller batch or prefetch_factor, or "
+    "raise the limit (`dmesg -T | grep -i kill` names the killed process)."
 )
 LOST_TOGETHER_ADVICE: Final = (
-    "Something killed them, or killed one and the others went with it: look for the OOM killer (dmesg -T | grep -i "
-    "kill), for the first exit code in the launcher's log, and for a time or memory limit of the scheduler."
+    "They were killed together, or one was and the launcher terminated the rest: look for the OOM killer (`dmesg -T | "
+    "grep -i kill`), the first exit code in the launcher's log, and a time or memory limit of the scheduler."
 )
 ASKED_ADVICE: Final = (
-    "A process was asked to end, and did: look for who stopped the job, such as its scheduler (cancelled, out of time, "
-    "preempted), its launcher or a person (Ctrl-C). The launcher's log says whether it was told to; --log watches it."
+    "Something stopped the job from outside: its scheduler (cancelled, out of time, preempted), its launcher, or a "
+    "person (Ctrl-C). The launcher's log shows a signal that it received; follow it with --log."
 )
 FROM_OUTSIDE: Final = frozenset({"terminated", "scheduler", "interrupted"})
 """Causes in logs for the end of a job that no rank began."""
 NO_HEARTBEAT_ADVICE: Final = (
-    "See whether the host answers and what the process does (ps -o stat,wchan: T is stopped, D waits for a disk or a "
-    "driver). If it trains on, the network between it and the viewer is what has failed."
+    "Check whether the host responds, and the state of the process (ps -o stat,wchan: T is stopped, D is blocked on a "
+    "disk or a driver). If it still trains, the network between it and the viewer has failed."
 )
 LOCKED_ADVICE: Final = (
-    "See which call holds Python's lock (py-spy dump --native --pid, gdb -p), and whether its host has cores left "
-    "(top, vmstat)."
+    "Find the call that holds the GIL (py-spy dump --native --pid, gdb -p), and check whether its host has free CPU "
+    "cores (top, vmstat)."
 )
 HOST_ADVICE: Final = (
-    "See whether the host answers. If it does and the job trains on, only the way from here to it is cut; when it is "
-    "back, the viewer fetches what it has missed. If not, its ranks are gone with it: the launcher's log will say so."
+    "Check whether the host responds. If it does and the job still trains, only the viewer's connection is lost; the "
+    "viewer fetches the missed steps once it is back. If not, its ranks are lost: see the launcher's log."
 )
 RELAY_ADVICE: Final = (
-    "See whether `ddpwatch relay` still runs, and whether its port can be reached: a tunnel (ssh -L) may have ended. "
-    "When it is back, the viewer fetches what it has missed. A relay that is started anew has a new ticket."
+    "Check whether `ddpwatch relay` is running and its port is reachable: a tunnel (ssh -L) may have closed. The "
+    "viewer fetches the missed steps once it is back. A restarted relay has a new ticket."
 )
 UNREACHABLE_ADVICE: Final = (
-    "If the job's own log goes on, only the viewer is cut off: check the network or the tunnel. If not, look at the "
-    "launcher's log."
+    "If the job's own log continues, only the viewer is disconnected: check the network or the tunnel. If not, read "
+    "the launcher's log."
 )
+
+
+UNKNOWN_SILENCE: Final = "hung, host down, or network"
 
 
 def rank_lost(context: DetectorContext) -> list[Finding]:
-    """A rank is gone without a word: its process has ended, or it has sent nothing for some seconds.
+    """A rank exited without a goodbye, or has sent no heartbeat for some seconds.
 
-    Signs of life come from a thread of their own, so a rank that merely computes or waits is still heard. Ranks that
-    go within a minute after the first, or after one that failed, are taken for its consequence. When no rank at all
-    is heard, it is the viewer that cannot reach them; when nothing is heard of their relay, it is the relay. A silent
-    rank that others wait for is a matter of `stall`, and later of `timeout`, which tell of its silence, too.
+    Heartbeats come from a separate thread, so a rank that computes or waits still sends them. Ranks that exit within a
+    minute after the first, or after one that failed, are secondary failures. Without a heartbeat from any rank, the
+    viewer is most likely disconnected; without one from the relay, the relay is. A missing heartbeat of a rank that
+    others wait for is reported by `stall`, and later by `timeout`.
     """
     state, mismatch = context.state, context.mismatch
     lost = [end for end in context.endings.first if end.how == "lost"]
@@ -163,10 +166,10 @@ def _whole_host(state: RunState, gone: Sequence[End]) -> Finding:
 
 def host_gone(host: str, ranks: Sequence[RankState], silent_for: str) -> str:
     """Text for a host all of whose ranks are silent. A single rank may be stopped as well."""
-    label = f"host {host} ({ranks_text(rank.rank for rank in ranks)}): gone or not reachable"
+    label = f"host {host} ({ranks_text(rank.rank for rank in ranks)}) is down or unreachable"
     if len(ranks) == 1:
-        return f"{label}, or the rank is stopped; silent for {silent_for}"
-    return f"{label}, all {len(ranks)} ranks have been silent for {silent_for}"
+        return f"{label}, or the rank is stopped: no heartbeat for {silent_for}"
+    return f"{label}: no heartbeat from its {len(ranks)} ranks for {silent_for}"
 
 
 def _without_order(gone: Sequence[End]) -> list[list[End]]:
@@ -186,17 +189,16 @@ def _single(state: RunState, end: End) -> Finding:
     label = f"rank {rank.rank}{f' ({where})' if where else ''}"
     received = _last_report(state, rank)
     if rank.last_received_ns is None:
-        message = f"{label}: its process has ended, and nothing was heard of it"
+        message = f"{label} exited before its first heartbeat"
     elif end.how == "lost" and rank.oom_kills:
-        message = f"{label}: its process has ended without a word, and the kernel has killed for want of "
-        message += f"memory; {received}"
+        message = f"{label} exited unexpectedly, its cgroup had an OOM kill; {received}"
     elif end.code is not None:
-        message = f"{label}: its process {how_ended(end.code)} without a word, {received}"
+        message = f"{label} {how_ended(end.code)}, {received}"
     elif end.how == "lost":
-        message = f"{label}: its process has ended without a word, {received}"
+        message = f"{label} exited unexpectedly, {received}"
     else:
-        why = why_no_heartbeat(rank) or "frozen, host gone, or network"
-        message = f"{label} has sent nothing for {_silent_for(state, end)} ({why}), {received}"
+        why = why_no_heartbeat(rank) or UNKNOWN_SILENCE
+        message = f"{label}: no heartbeat for {_silent_for(state, end)} ({why}), {received}"
     return _finding(state, [end], f"rank {rank.rank}", message)
 
 
@@ -204,24 +206,22 @@ def _aborted(context: DetectorContext, ends: Sequence[End]) -> Finding:
     """Ranks ended by SIGABRT: gloo aborts a rank that receives more than it expects, as in different operations."""
     mismatch = context.mismatch
     each, its = ("each ", "their") if len(ends) > 1 else ("", "its")
-    label = (
-        f"{names_of(ends)}: {each}aborted by {its} own runtime (SIGABRT), {_last_report(context.state, ends[0].rank)}"
-    )
+    label = f"{names_of(ends)}: {each}aborted by {its} runtime (SIGABRT), {_last_report(context.state, ends[0].rank)}"
     others = [end for op_group in mismatch.op_groups for end in op_group] if mismatch is not None else []
     severity, ranks = Severity.CRITICAL, ranks_of(ends)
     hello = ends[0].rank.hello
     if mismatch is not None and len(mismatch.op_groups) > 1:
-        message = f"{label}, because the ranks were in different operations, which `desync` tells"
+        message = f"{label}, because the ranks were in different collectives: see `desync`"
         severity = Severity.INFO
     elif len(others) > 1 and len(others) + len(ends) == len(context.state.ranks) and mismatch is not None:
         message = f"{label}; all others were in {mismatch.ops[0].op} #{mismatch.ops[0].seq} {mismatch.ops[0].shape}, so"
-        message += f" most likely {'it was' if len(ends) == 1 else 'they were'} in another operation"
+        message += f" most likely {'it was' if len(ends) == 1 else 'they were'} in a different one"
     elif mismatch is not None and hello is not None and hello.backend == "gloo":
-        message = f"{label}. Most likely ranks were in different operations; which of them is wrong cannot be told. "
+        message = f"{label}. Most likely ranks were in different collectives; which of them is wrong is unknown. "
         message += "; ".join(_places(mismatch, others))
         ranks = ()
     else:
-        message = f"{label}; {its} log says why"
+        message = f"{label}; see {its} log"
     evidence = _evidence(context.state, ends)
     return Finding(RULE, severity, "aborted", message, ABORT_ADVICE, ranks, evidence=evidence)
 
@@ -230,16 +230,16 @@ def _places(mismatch: OpMismatch, others: Sequence[End]) -> list[str]:
     """Operation and place of the ranks that reported them, all in the same one; then the places of the rest."""
     texts = []
     if others:
-        op, place = mismatch.ops[0], place_of(others[0]) or "a place not told"
+        op, place = mismatch.ops[0], place_of(others[0]) or "an unknown place"
         was = "was" if len(others) == 1 else "were"
         texts.append(f"{names_of(others)} {was} in {op.op} #{op.seq} {op.shape}, at {place}")
     by_place: dict[str, list[End]] = {}
     for end in mismatch.unreported:
         by_place.setdefault(place_of(end), []).append(end)
     for place, ends in by_place.items():
-        was, they = ("was", "it") if len(ends) == 1 else ("were", "they")
+        was, its = ("was", "its") if len(ends) == 1 else ("were", "their")
         where = f"at {place}, and {was} " if place else ""
-        texts.append(f"{names_of(ends)} {was} {where}ended before {they} could tell in which operation")
+        texts.append(f"{names_of(ends)} {was} {where}terminated before reporting {its} collective")
     return texts
 
 
@@ -248,19 +248,19 @@ def _last_report(state: RunState, rank: RankState) -> str:
     if rank.step is None:
         return "before its first step"
     front = state.step or 0
-    beyond = f", the others in step {count(front)}" if front > rank.step else ""
-    return f"last heard in step {count(rank.step)}{beyond}"
+    beyond = f", the others are at step {count(front)}" if front > rank.step else ""
+    return f"last heartbeat in step {count(rank.step)}{beyond}"
 
 
 def _several(state: RunState, gone: Sequence[End], subject: str, label: str) -> Finding:
     if gone[0].how == "lost":
         asked = all(end.signaled for end in gone)
-        order = ", too close together to tell which was first" if len(_without_order(gone)) == 1 and not asked else ""
+        order = ", too close together to know which was first" if len(_without_order(gone)) == 1 and not asked else ""
         codes = {end.code for end in gone}
-        how = "" if None in codes or len(codes) > 1 else f": each {how_ended(gone[0].code or 0)}"
-        message = f"{label}: their processes have ended without a word{how}{order}"
+        how = "exited unexpectedly" if None in codes or len(codes) > 1 else f"each {how_ended(gone[0].code or 0)}"
+        message = f"{label}: {how}{order}"
     else:
-        message = f"{label}: nothing was sent for {_silent_for(state, gone[-1])} (frozen, host gone, or network)"
+        message = f"{label}: no heartbeat for {_silent_for(state, gone[-1])} ({UNKNOWN_SILENCE})"
     return _finding(state, gone, subject, message)
 
 
@@ -297,24 +297,28 @@ def _relay(state: RunState, silent_s: float) -> list[Finding]:
     no_heartbeat_s = state.no_heartbeat_ns(state.relay_ns) / 1e9
     if state.relay is None or not state.relay_lost or no_heartbeat_s <= silent_s:
         return []
-    message = f"the relay on {state.relay.host} cannot be reached, or has ended: nothing was heard of it for "
-    message += f"{duration(no_heartbeat_s)}, and nothing is known of the {plural(len(state.ranks), 'rank')} behind it"
+    message = (
+        f"no heartbeat from the relay on {state.relay.host} for {duration_text(no_heartbeat_s)}: it is unreachable "
+    )
+    message += f"or has exited, and the state of its {plural(len(state.ranks), 'rank')} is unknown"
     evidence: Evidence = {"unheard_s": round(no_heartbeat_s, 1), "ranks": len(state.ranks)}
     return [Finding(RULE, Severity.WARNING, "relay", message, RELAY_ADVICE, (), evidence=evidence)]
 
 
 def _unreachable(state: RunState, silent: Sequence[End]) -> Finding:
     """No rank at all is heard: most likely it is the viewer that is cut off."""
-    message = f"nothing is heard of any rank for {_silent_for(state, silent[-1])}: the viewer cannot reach "
-    message += f"{plural(len({end.rank.host for end in silent}), 'host')}, or all have stopped"
+    message = f"no heartbeat from any rank for {_silent_for(state, silent[-1])}: the viewer cannot reach "
+    message += f"{plural(len({end.rank.host for end in silent}), 'host')}, or all ranks have stopped"
     evidence = _evidence(state, silent)
     return Finding(RULE, Severity.WARNING, "job", message, UNREACHABLE_ADVICE, ranks_of(silent), evidence=evidence)
 
 
 def _secondary(later: Sequence[End], causes: Sequence[End]) -> Finding:
     how = {end.how for end in later}
-    words = "ended" if how == {"lost"} else "fell silent" if how == {"silent"} else "ended or fell silent"
-    message = f"{names_of(later)} {words} after {names_of(causes)}"
+    stopped = "stopped sending heartbeats"
+    words = "exited" if how == {"lost"} else stopped if how == {"silent"} else f"exited or {stopped}"
+    kind = "secondary failure" if len(later) == 1 else "secondary failures"
+    message = f"{names_of(later)} {words} after {names_of(causes)} ({kind})"
     evidence: Evidence = {"first_rank": causes[0].rank.rank, "ranks": len(later)}
     return Finding(RULE, Severity.INFO, "after", message, advice_on(causes), ranks_of(later), evidence=evidence)
 
@@ -335,4 +339,4 @@ def _evidence(state: RunState, gone: Sequence[End]) -> Evidence:
 
 
 def _silent_for(state: RunState, end: End) -> str:
-    return duration((state.now_ns - end.at_ns) / 1e9)
+    return duration_text((state.now_ns - end.at_ns) / 1e9)

@@ -22,19 +22,19 @@ KINDS: Final = frozenset({"ddp", "contains-ddp"})
 WHOLE_DATASET: Final = frozenset({"RandomSampler", "SequentialSampler"})
 """Samplers of torch that iterate over the whole dataset on every rank."""
 BATCH_ADVICE: Final = (
-    "Give each rank its own part: DataLoader(..., sampler=DistributedSampler(dataset)), or split an IterableDataset by "
-    "rank and worker. If these ranks share a model-parallel group, this is as it should be."
+    "Shard the dataset: DataLoader(..., sampler=DistributedSampler(dataset)), or split an IterableDataset by rank and "
+    "worker. Within a model-parallel group equal batches are correct."
 )
-EPOCH_ADVICE: Final = "Call sampler.set_epoch(epoch) at the start of every epoch, before the DataLoader is iterated."
-SAMPLER_ADVICE: Final = "Use sampler=DistributedSampler(dataset), unless each rank already reads files of its own."
+EPOCH_ADVICE: Final = "Call sampler.set_epoch(epoch) at the start of every epoch, before iterating over the DataLoader."
+SAMPLER_ADVICE: Final = "Use sampler=DistributedSampler(dataset), unless each rank already reads its own files."
 
 
 def same_data(context: DetectorContext) -> list[Finding]:
-    """Ranks train on the same samples, which makes them repeat each other's work, or in the same order in every epoch.
+    """Ranks train on the same samples, so that they repeat each other's work, or in the same order in every epoch.
 
-    Now and then a checksum of the batch is taken on each rank: ranks with equal ones at the same step had the same
-    batch. A distributed sampler that shuffles needs `set_epoch`, and a sampler that is not distributed goes
-    through the whole dataset on every rank.
+    Compares checksums of sampled batches: ranks with equal checksums at the same step had the same batch. Also checks
+    that a shuffling DistributedSampler gets `set_epoch`, and that the sampler is distributed: any other iterates over
+    the whole dataset on every rank.
     """
     findings = _same_batches(context)
     if not any(finding.proven for finding in findings):
@@ -63,7 +63,7 @@ def _same_batches(context: DetectorContext) -> list[Finding]:
     grouped = f" in {groups} groups" if groups > 1 else ""
     steps = int(shared[often].sum(axis=1).min())
     message = (
-        f"{label} train on the same samples{grouped}: equal batches in {steps} of {plural(sampled, 'step')} looked at"
+        f"{label} train on the same samples{grouped}: equal batches in {steps} of {plural(sampled, 'sampled step')}"
     )
     evidence: Evidence = {"equal_steps": steps, "sampled_steps": sampled, "groups": groups}
     finding = Finding(RULE, Severity.WARNING, "batches", message, BATCH_ADVICE, ranks, evidence=evidence, proven=varies)
@@ -92,9 +92,7 @@ def _sampler(state: RunState) -> list[Finding]:
     if not found:
         return []
     names = " and ".join(sorted(set(found.values())))
-    message = (
-        f"sampler {names} is not distributed: unless the dataset itself is split, every rank goes through all of it"
-    )
+    message = f"sampler {names} is not distributed: every rank iterates over the whole dataset, unless that is sharded"
     ranks = () if len(found) == state.world_size else tuple(found)
     evidence: Evidence = {"sampler": names, "ranks": len(found)}
     return [Finding(RULE, Severity.INFO, "sampler", message, SAMPLER_ADVICE, ranks, evidence=evidence)]
@@ -105,7 +103,7 @@ def _set_epoch(state: RunState) -> list[Finding]:
     if not passes:
         return []
     most = max(passes.values())
-    message = f"set_epoch was never called: every epoch has the same order (seen in {most} passes)"
+    message = f"set_epoch() was never called: every epoch has the same order ({most} epochs observed)"
     ranks = () if len(passes) == state.world_size else tuple(passes)
     evidence: Evidence = {"equal_passes": most, "ranks": len(passes)}
     return [Finding(RULE, Severity.WARNING, "set_epoch", message, EPOCH_ADVICE, ranks, evidence=evidence)]

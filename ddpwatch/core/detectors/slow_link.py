@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 from ddpwatch.core import rule_names as rules
 from ddpwatch.core.alerts.model import Finding, Severity
 from ddpwatch.core.metrics.baseline import open_delay_steps
-from ddpwatch.core.units import ms, percent, size
+from ddpwatch.core.units import ms_text, percent, size_text
 
 if TYPE_CHECKING:
     from ddpwatch.core.detectors.context import DetectorContext
@@ -15,21 +15,21 @@ if TYPE_CHECKING:
 RULE: Final = rules.SLOW_LINK
 ADVICE: Final = (
     "Check the links between the hosts: errors and speed (ethtool -S, ibstat, nvidia-smi nvlink -s), traffic of other "
-    "jobs, and with NCCL_DEBUG=INFO whether it fell back from InfiniBand or NVLink to sockets."
+    "jobs, and with NCCL_DEBUG=INFO whether NCCL fell back from InfiniBand or NVLink to sockets."
 )
 ONE_HOST_ADVICE: Final = (
-    "All ranks share one host: look for other processes on its cores and memory (with gloo the all-reduce itself runs "
-    "on the CPU), more threads than cores (OMP_NUM_THREADS), and between GPUs at NVLink or PCIe (nvidia-smi nvlink -s, "
+    "All ranks share one host: look for other processes on its CPU cores and memory (gloo runs the all-reduce on the "
+    "CPU), more threads than cores (OMP_NUM_THREADS), and check NVLink or PCIe between GPUs (nvidia-smi nvlink -s, "
     "nvidia-smi topo -m)."
 )
 
 
 def slow_link(context: DetectorContext) -> list[Finding]:
-    """The all-reduce itself takes longer than it did earlier in this run for the same gradient bytes.
+    """The all-reduce itself takes longer than earlier in this run for the same gradient bytes.
 
-    The wire is what even the last rank to arrive spends in the all-reduce, so slow ranks do not count. It is compared
-    with the usual wire time of earlier steps that moved as many bytes, and only while all ranks are seen. It must last:
-    a moment of load is no slow link. Which link it is cannot be seen from here.
+    The wire is what even the last rank to arrive spends in the all-reduce, so slow ranks do not count. Compares it with
+    the baseline of earlier steps that moved the same number of bytes, only while all ranks are seen, and only if it
+    persists. The slow link itself is not identified.
     """
     limits = context.limits.slow_link
     window, block = context.window, context.latest_block
@@ -42,14 +42,14 @@ def slow_link(context: DetectorContext) -> list[Finding]:
     step_ns = max(block.step_ns, 1.0)
     if block.wire_ns < limits.factor * baseline.value or more_ns <= 0 or more_ns < limits.share * step_ns:
         return []
-    moved = f" for the same {size(block.comm_bytes)} of gradients" if block.comm_bytes else ""
+    moved = f" for the same {size_text(block.comm_bytes)} of gradients" if block.comm_bytes else ""
     return [
         Finding(
             rule=RULE,
             severity=Severity.WARNING,
             subject="job",
-            message=f"the wire takes {ms(block.wire_ns)} ms a step{moved}, {ms(baseline.value)} before"
-            f" · {percent(more_ns / step_ns)} of the step longer",
+            message=f"wire takes {ms_text(block.wire_ns)} per step vs {ms_text(baseline.value)} before{moved}"
+            f" · costs {percent(more_ns / step_ns)} throughput",
             advice=ONE_HOST_ADVICE if window.one_host else ADVICE,
             cost=more_ns / step_ns,
             evidence={

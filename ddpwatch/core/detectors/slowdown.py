@@ -7,25 +7,24 @@ from typing import TYPE_CHECKING, Final
 from ddpwatch.core import rule_names as rules
 from ddpwatch.core.alerts.model import Finding, Severity
 from ddpwatch.core.metrics.baseline import Baseline, open_delay_steps
-from ddpwatch.core.units import ms, percent
+from ddpwatch.core.units import ms_text, percent
 
 if TYPE_CHECKING:
     from ddpwatch.core.detectors.context import DetectorContext
 
 RULE: Final = rules.SLOWDOWN
 WORK_ADVICE: Final = (
-    "What all ranks share has changed: clocks and temperature (nvidia-smi -q -d PERFORMANCE), shared storage, other "
-    "jobs on the hosts, growing inputs such as longer sequences, or fragmented GPU memory."
+    "Check what all ranks share: GPU clocks and temperature (`nvidia-smi -q -d PERFORMANCE`), storage, other jobs on "
+    "the hosts, growing inputs such as longer sequences, and fragmented GPU memory."
 )
-WIRE_ADVICE: Final = "It is the all-reduce itself that has become slower, not the work: see slow-link."
+WIRE_ADVICE: Final = "The all-reduce itself has become slower, not the work: see slow-link."
 
 
 def slowdown(context: DetectorContext) -> list[Finding]:
-    """The whole job has become slower than it was earlier in this run, on all ranks alike.
+    """The whole job is slower than earlier in this run, on all ranks alike.
 
-    Compared are the own work of the ranks and the wire of the latest steps with what was usual in the better half of
-    the run before. Work is that of the faster ranks, so that a slow rank, or a slow host, does not count: those are
-    stragglers. It must last: a moment of load is no slowdown.
+    Compares own work and wire of the latest steps with the baseline of the faster half of the earlier run. Own work is
+    that of the faster ranks: a slow rank or host is reported as a straggler. A slowdown must persist to be reported.
     """
     limits = context.limits.slowdown
     window, block = context.window, context.latest_block
@@ -49,8 +48,8 @@ def slowdown(context: DetectorContext) -> list[Finding]:
             rule=RULE,
             severity=Severity.WARNING,
             subject="job",
-            message=f"the whole job is {percent(more_share)} slower than it was: {ms(now_ns)} ms of work"
-            f"{' and wire' if window.complete else ''} a step, {ms(before_ns)} before",
+            message=f"the whole job is {percent(more_share)} slower than before: {ms_text(now_ns)} vs "
+            f"{ms_text(before_ns)} of work{' and wire' if window.complete else ''} per step",
             advice=WIRE_ADVICE if mostly_wire else WORK_ADVICE,
             cost=more_ns / max(block.step_ns, now_ns, 1.0),
             evidence={

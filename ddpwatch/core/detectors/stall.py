@@ -14,7 +14,7 @@ from ddpwatch.core.diagnosis.early_exit import ran_out
 from ddpwatch.core.diagnosis.exits import FREE, what_holds, why_no_heartbeat
 from ddpwatch.core.diagnosis.stacks import top_of_stack
 from ddpwatch.core.limits import StallLimits
-from ddpwatch.core.units import duration, ranks_text, size
+from ddpwatch.core.units import duration_text, ranks_text, size_text
 from ddpwatch.wire import PHASES
 
 if TYPE_CHECKING:
@@ -29,34 +29,34 @@ RULE: Final = rules.STALL
 MAX_ACTIVITIES: Final = 3
 """Missing ranks whose activity is listed."""
 MISSING_ADVICE: Final = (
-    "See what the missing rank is doing: its stack is on its page, and `ddpwatch stacks` prints it. Usual reasons: its "
-    "data has ended or its loader is stuck, it saves a checkpoint or evaluates alone (say so with agent.pause), a "
-    "debugger, or a branch that skips the collective."
+    "Look at the stack of the missing rank, on its page or with `ddpwatch stacks`. Common causes: its data has ended, "
+    "its DataLoader hangs, it saves a checkpoint or evaluates alone (announce that with agent.pause), a debugger, or a "
+    "branch that skips the collective."
 )
 HELD_ADVICE: Final = (
-    "Let it go on: kill -CONT and its pid, or end the debugger; for a disk, look at its mount (dmesg, df)."
+    "Resume it: `kill -CONT PID`, or detach the debugger; if it is blocked on a disk, check the mount (dmesg, df)."
 )
 NO_HEARTBEAT_ADVICE: Final = (
-    "Nothing is heard of the missing rank either: it is stopped, its host is gone, or something holds Python's lock. "
-    "Look at the process (ps -o stat,wchan; py-spy dump --pid)."
+    "The missing rank sends no heartbeat either: it is stopped, its host is down, or a thread holds the GIL. Look at "
+    "the process (ps -o stat,wchan; py-spy dump --pid)."
 )
 LOCKED_ADVICE: Final = (
-    "The missing rank is not heard although its process lives: see which call holds Python's lock (py-spy dump "
-    "--native --pid, gdb -p), and whether its host has cores left (top)."
+    "The missing rank sends no heartbeat although its process is alive: find the call that holds the GIL (py-spy dump "
+    "--native --pid, gdb -p), and check whether its host has free CPU cores (top)."
 )
 TRANSPORT_ADVICE: Final = (
-    "Every rank has joined, so no rank is to blame: look at the network. Run with NCCL_DEBUG=WARN, look for Xid errors "
-    "(dmesg) and link errors (ibstat, ethtool -S), and check NCCL_SOCKET_IFNAME / GLOO_SOCKET_IFNAME."
+    "Every rank has joined, so check the network: run with NCCL_DEBUG=WARN, look for Xid errors (dmesg) and link "
+    "errors (ibstat, ethtool -S), and check NCCL_SOCKET_IFNAME or GLOO_SOCKET_IFNAME."
 )
 
 
 def stall(context: DetectorContext) -> list[Finding]:
-    """Ranks wait in a collective for longer than they ever have, and one of them has not joined it.
+    """Ranks wait in a collective for longer than ever before, and one rank has not joined it: the job hangs.
 
-    Every rank counts the operations that it joins, group by group: the one that has joined the fewest is the one
-    that the others wait for, whichever complains first. Where all have joined, and it lasts, it is the network. A wait
-    counts when it exceeds a second and five times the usual; one that is announced with `agent.pause` does not. One
-    whose data has ended is a matter of `uneven-batch`; once a rank has given up waiting, it is one of `timeout`.
+    Every rank counts the collectives it joins in each process group: the others wait for the rank with the lowest
+    count, whichever rank fails first. If all ranks have joined, the network is the likely cause. A wait is abnormal
+    above one second and five times the 99th percentile of earlier waits, unless `agent.pause` announces it. A rank
+    without data is reported by `uneven-batch`, and a wait that has timed out by `timeout`.
     """
     if context.gave_up is not None and context.gave_up.culprits:
         return []  # reported by `timeout`
@@ -93,7 +93,7 @@ def _without_report(context: DetectorContext, sync_point: SyncPoint, never_recei
     hosts = [f"{rank.host}, " if context.state.spans_hosts else "" for rank in never_received[:MAX_ACTIVITIES]]
     where = ", ".join(f"{host}pid {rank.pid}" for host, rank in zip(hosts, never_received, strict=False))
     unreachable = _unreachable(context.state, never_received)
-    held = next(filter(None, map(why_no_heartbeat, never_received)), "stopped, or something holds Python's lock")
+    held = next(filter(None, map(why_no_heartbeat, never_received)), "it is stopped, or a thread holds the GIL")
     doings = f"{names} ({where}) {does} not answer: {unreachable or held}"
     message = f"{names} {has} most likely not joined {operation(sync_point)}: {waiting_text(sync_point)}"
     message += f"{deadline_text(context)}. {doings}"
@@ -110,7 +110,8 @@ def _unreachable(state: RunState, never_received: Sequence[RankState]) -> str:
     named = sorted(hosts)[:MAX_ACTIVITIES]
     more = f" and {len(hosts) - len(named)} more" if len(hosts) > len(named) else ""
     where = f"host{'s' if len(hosts) > 1 else ''} {', '.join(named)}{more}"
-    return f"{where} cannot be reached, or the rank{' is' if len(never_received) == 1 else 's are'} stopped"
+    is_ = "is" if len(hosts) == 1 else "are"
+    return f"{where} {is_} unreachable, or the rank{' is' if len(never_received) == 1 else 's are'} stopped"
 
 
 def _gone_hosts(state: RunState, missing: Sequence[GroupMember]) -> dict[str, list[RankState]]:
@@ -156,7 +157,7 @@ def _missing(context: DetectorContext, sync_point: SyncPoint, also: Sequence[Syn
 
 
 def _silent_for(state: RunState, ranks: Sequence[RankState]) -> str:
-    return duration((state.now_ns - max(rank.last_received_ns or 0 for rank in ranks)) / 1e9)
+    return duration_text((state.now_ns - max(rank.last_received_ns or 0 for rank in ranks)) / 1e9)
 
 
 def _all_wait(context: DetectorContext, sync_point: SyncPoint) -> bool:
@@ -167,8 +168,8 @@ def _all_wait(context: DetectorContext, sync_point: SyncPoint) -> bool:
 
 
 def _transport(context: DetectorContext, sync_point: SyncPoint) -> Finding:
-    message = f"all {len(sync_point.members)} ranks have joined {operation(sync_point)} and it does not complete: "
-    message += f"{waiting_text(sync_point)}{deadline_text(context)}. It is the network, not a rank"
+    message = f"all {len(sync_point.members)} ranks have joined {operation(sync_point)}, but it has not completed: "
+    message += f"{waiting_text(sync_point)}{deadline_text(context)}. The likely cause is the network, not a rank"
     return _finding(context, sync_point, message, TRANSPORT_ADVICE)
 
 
@@ -208,26 +209,26 @@ def has_trained(sync_point: SyncPoint, context: DetectorContext) -> bool:
 
 
 def operation(sync_point: SyncPoint) -> str:
-    """The awaited operation as text: `all_reduce #1042 (4.0M)`."""
+    """The awaited operation as text: `all_reduce #1042 (4.0 MiB)`."""
     group = sync_point.waiting[0].group
     seq = sync_point.front if group.completed is None else group.completed + 1
-    how_much = f" ({size(group.bytes)})" if group.bytes else ""
+    how_much = f" ({size_text(group.bytes)})" if group.bytes else ""
     where = "" if sync_point.default else f" of group {sync_point.name}"
     return f"{group.op or 'collective'} #{seq}{how_much}{where}"
 
 
 def waiting_text(sync_point: SyncPoint) -> str:
-    """The waiting ranks as text: `ranks 0-2 wait in sync for 12s`."""
+    """The waiting ranks as text: `ranks 0-2 have waited in sync for 12 s`."""
     waiting = sync_point.waiting
     phases = {member.rank.beat.phase for member in waiting if member.rank.beat is not None}
     where = f" {in_phase(phases.pop())}" if len(phases) == 1 else ""
-    wait = "waits" if len(waiting) == 1 else "wait"
-    return f"{names_of(waiting)} {wait}{where} for {duration(waiting[0].age_ns / 1e9)}"
+    has = "has" if len(waiting) == 1 else "have"
+    return f"{names_of(waiting)} {has} waited{where} for {duration_text(waiting[0].age_ns / 1e9)}"
 
 
 def in_phase(phase: int) -> str:
     """The phase as text: `in data`."""
-    return "outside the phases (other)" if PHASES[phase] == "other" else f"in {PHASES[phase]}"
+    return "between phases (other)" if PHASES[phase] == "other" else f"in {PHASES[phase]}"
 
 
 def _elsewhere(sync_point: SyncPoint, also: Sequence[SyncPoint]) -> str:
@@ -246,11 +247,13 @@ def deadline_text(context: DetectorContext) -> str:
     left_ns = context.timeout_in_ns
     if left_ns is None:
         return ""
-    return f", timeout in {duration(left_ns / 1e9)}" if left_ns > 0 else ", its timeout is over"
+    return f", timeout in {duration_text(left_ns / 1e9)}" if left_ns > 0 else ", the timeout has expired"
 
 
 def doing(state: RunState, member: GroupMember, *, at_end: bool = True) -> str:
-    """Activity of a rank: `rank 3 is in data for 13s, at collate (train.py:88)`; `at_end` = and the end of its data."""
+    """Activity of a rank: `rank 3 has been in data for 13 s, at collate (train.py:88)`; `at_end` = and the end of its
+    data.
+    """
     rank, beat = member.rank, member.rank.beat
     assert beat is not None
     gone = state.condition(rank) not in HERE
@@ -258,11 +261,11 @@ def doing(state: RunState, member: GroupMember, *, at_end: bool = True) -> str:
     label = f"rank {rank.rank}{f' ({rank.host})' if state.spans_hosts else ''}"
     if misses_heartbeats(state, rank):
         # It may have entered another phase after its last heartbeat.
-        text = f"{label} is not heard for {since_ns / 1e9:.1f} s, was {in_phase(beat.phase)} when last heard"
+        text = f"{label}: no heartbeat for {duration_text(since_ns / 1e9)}, last seen {in_phase(beat.phase)}"
         text += f"; {why}" if (why := why_no_heartbeat(rank)) else ""
     else:
-        is_ = "was" if gone else "is"
-        text = f"{label} {is_} {in_phase(beat.phase)} for {duration((beat.phase_ns + since_ns) / 1e9)}"
+        has = "had" if gone else "has"
+        text = f"{label} {has} been {in_phase(beat.phase)} for {duration_text((beat.phase_ns + since_ns) / 1e9)}"
     if at_end and rank.at_end_of_data:
         text += ", at the end of its data"
     if beat.pause:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -15,7 +15,7 @@ from ddpwatch.core.diagnosis.straggler_stats import MAD_TO_SIGMA, suspects
 from ddpwatch.core.limits import StragglerLimits
 from ddpwatch.core.metrics.hung_steps import stuck_above_ns
 from ddpwatch.core.metrics.window import SYNC, sampled_ranks, scaled_steps
-from ddpwatch.core.units import ms, percent, ranks_text
+from ddpwatch.core.units import ms_text, percent, ranks_text
 from ddpwatch.wire import PHASES, ranges
 
 if TYPE_CHECKING:
@@ -34,37 +34,36 @@ MANY: Final = "ranks"
 MAX_CHARS: Final = 40
 """Many ranks are listed if the list has at most this many characters."""
 _COMPUTING: Final = (
-    "Compare its clocks and temperature with the others (nvidia-smi -q -d PERFORMANCE), then the sizes of its inputs: "
+    "Compare its GPU clock and temperature with the others (`nvidia-smi -q -d PERFORMANCE`), then its input sizes: "
     "longer sequences or larger images on one rank look the same."
 )
 ANYWHERE: Final = (
-    "Its slow steps are slow in different phases, as when something takes its cores or its GPU away: see what else "
+    "Different phases are slow in different steps, as when something else uses its CPU cores or its GPU: check what "
     "runs on its host (top, nvidia-smi), and whether ranks share cores."
 )
 COMPUTING_ON_CPU: Final = (
-    "Look for other work on its host (its own DataLoader workers, too), a core that is throttled or shared, and the "
-    "sizes of its inputs: longer sequences or larger images on one rank look the same."
+    "Look for other work on its host (its DataLoader workers included), a throttled or shared CPU core, and larger "
+    "inputs: longer sequences or larger images on one rank look the same."
 )
 ADVICE: Final = {
-    "data": "Its DataLoader is late: more workers or prefetch_factor, faster storage, cheaper transforms.",
+    "data": "Its DataLoader is late: try more num_workers, a larger prefetch_factor, faster storage or cheaper "
+    "transforms.",
     "forward": _COMPUTING,
     "backward": _COMPUTING,
-    "optimizer": "Look for work that only this rank does around optimizer.step(): weight averaging, a sharded "
-    "optimizer with uneven shards, offloading.",
-    "other": "Look for work that only this rank does between the phases: logging, garbage collection, checkpoints, "
-    "metrics. Wrap what is meant in agent.pause(...).",
+    "optimizer": "Look for work that only this rank does around optimizer.step(): weight averaging, uneven shards of a "
+    "sharded optimizer, offloading.",
+    "other": "Look for work that only this rank does between phases: logging, garbage collection, checkpoints, "
+    "metrics. Wrap intended pauses in agent.pause(...).",
 }
 
 
 def straggler(context: DetectorContext) -> list[Finding]:
-    """A rank takes longer for its own work than the others do, so that all of them wait for it.
+    """A rank takes longer for its own work than the others, and all of them wait for it in every step.
 
-    Compared is `self`, the step without communication: in synchronous training the step times of all ranks are equal
-    and show nothing. Lasting, bursting and regularly recurring slowness is found, of most ranks of a host as the host
-    and of many ranks of several as one; the phase is the one in which the rank exceeds the others most. The cost is
-    what the job would save, were the rank as fast as the next-slowest; of one that is slow in every step, since it has
-    become so. If its GPU was clocked lower than the others' meanwhile, or its training thread waited for a core, that
-    is reported, too.
+    Compares `self`, the step without communication: in synchronous training all ranks have the same step time. Finds
+    continuous, periodic and bursty slowness, reports most ranks of a host as the host, and names the phase with the
+    largest excess. The cost is the fraction of the job's time that is lost against a rank as fast as the next-slowest
+    one, measured since it became slow. A lower GPU clock or CPU starvation in the same steps is reported as the cause.
     """
     if not len(context.window):
         return []
@@ -84,8 +83,11 @@ def straggler(context: DetectorContext) -> list[Finding]:
     if len(proven) > limits.MAX_SEPARATE:
         # One finding: hundreds would take longer to compute than the steps.
         names = ranges((window.ranks[suspect.row] for suspect in proven), max_chars=MAX_CHARS)
-        label = f"{len(proven)} of {len(window.ranks)} ranks{f' ({names})' if names else ''}"
-        findings.append(_finding(context, window, proven, MANY, label, limits))
+        label = f"{len(proven)} of {len(window.ranks)} ranks"
+        found_together = _finding(context, window, proven, MANY, label, limits)
+        findings.append(
+            replace(found_together, message=found_together.message + (f" · ranks {names}" if names else ""))
+        )
         alone = [suspect for suspect in alone if not suspect.proven]
     # The worst of the suspected ones are enough.
     if len(alone) > limits.MAX_SEPARATE:
@@ -196,24 +198,24 @@ def _finding(
     reason = slow_cause(context, window, worst, slow, phase.name)
     longer = worst.excess_ns / max(window.median_step_ns, 1.0)
     measured = "phase" if phase.alone else "self"
-    is_slow = f"are slow, at worst rank {window.ranks[worst.row]}" if subject == MANY else "is slow"
+    slow_label = f"{label} slow, worst rank {window.ranks[worst.row]}" if subject == MANY else f"{label} slow"
     # Only the steps of the episode: those before and after it would dilute the cost.
     episode = window if worst.pattern and not ended else window.part(worst.first, last + 1 if ended else len(window))
     cost = _cost(episode, [suspect.row for suspect in slow], worst.excess_ns)
     when = f" {worst.pattern}" if worst.pattern else ""
     where, of_what = f" in {phase.name}", ""
     if not phase.alone:
-        where, of_what = f", mostly in {phase.name}{',' if when else ''}", " of own work"
+        where, of_what = f", mostly in {phase.name}{',' if when else ''}", " of its own work"
     if cost is not None and cost >= StragglerLimits.MIN_COST_SHARE:
-        effect = f"costs the job {percent(cost)} of its time"
+        effect = f"costs {percent(cost)} throughput"
     else:
-        effect = f"{percent(longer)} of the step longer"
+        effect = f"excess is {percent(longer)} of the step"
     return Finding(
         rule=RULE,
         severity=Severity.CRITICAL if cost is not None and cost >= limits.critical_cost else Severity.WARNING,
         subject=subject,
-        message=f"{label} {is_slow}{where}{when}: {ms(phase.mine_ns)} ms{of_what}, others {ms(phase.others_ns)}"
-        f" ± {ms(phase.spread_ns)} · {effect}{f' · {reason.text}' if reason else ''}",
+        message=f"{slow_label}{where}{when}: {ms_text(phase.mine_ns)}{of_what} vs {ms_text(phase.others_ns)} on the "
+        f"others · {effect}{f' · {reason.text}' if reason else ''}",
         advice=reason.advice if reason else _advice(context, window.ranks[worst.row], phase),
         ranks=ranks,
         phase=phase.name,

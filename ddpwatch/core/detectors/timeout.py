@@ -9,12 +9,12 @@ from ddpwatch.core.alerts.hang_alerts import is_hang
 from ddpwatch.core.alerts.model import Finding, Severity
 from ddpwatch.core.detectors.context import is_near, names_of, ranks_of
 from ddpwatch.core.detectors.desync import ADVICE as DESYNC_ADVICE
-from ddpwatch.core.detectors.desync import desync, op_groups_text
+from ddpwatch.core.detectors.desync import desync, different_collective, op_groups_text
 from ddpwatch.core.detectors.log_findings import with_log_findings
 from ddpwatch.core.detectors.stall import MAX_ACTIVITIES, doing, facts, has_trained, operation, stall
 from ddpwatch.core.detectors.uneven_batch import uneven_batch
 from ddpwatch.core.diagnosis.arrivals import HERE
-from ddpwatch.core.units import duration, ranks_text
+from ddpwatch.core.units import duration_text, ranks_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,23 +26,25 @@ if TYPE_CHECKING:
 
 RULE: Final = rules.TIMEOUT
 SOON_ADVICE: Final = (
-    "When it fires, torch ends the job and most likely names a rank that merely waited. Save what can be saved; a "
-    "longer timeout is init_process_group(timeout=...)."
+    "When it fires, torch aborts the job and most likely names a rank that only waited. Save what you can; set a "
+    "longer timeout with init_process_group(timeout=...)."
 )
 FIRED_ADVICE: Final = (
-    "The rank that complains was waiting. Look at the one that had not joined: its last step, its log, its host."
+    "The ranks that report the timeout only waited. Look at the one that had not joined: its last step, its log, its "
+    "host."
 )
 UNSEEN_ADVICE: Final = (
-    "The ranks that complain were waiting. Look for one that does not: its last step, its log, its host."
+    "The ranks that report the timeout only waited. Look for one that does not report it: its last step, its log, its "
+    "host."
 )
 
 
 def timeout(context: DetectorContext) -> list[Finding]:
-    """The timeout of a process group has fired, or is about to: torch ends a job whose collective does not complete.
+    """The timeout of a process group has fired, or is about to: torch aborts a job whose collective does not complete.
 
-    Names the rank that had joined the fewest operations when that happened, and not the one that complained first,
-    which merely waited longest; of ranks in different operations, those that were out of line. A timeout that is about
-    to fire is reported here if no other rule reports the wait with its time.
+    Names the rank that had joined the fewest collectives, and not the one that reported the timeout first, which only
+    waited longest; if the ranks were in different collectives, names the minority. A timeout that is about to fire is
+    reported here if no other alert on the wait shows the time left.
     """
     return with_log_findings(context.state, RULE, _fired(context) or _soon(context))
 
@@ -63,16 +65,18 @@ def _soon(context: DetectorContext) -> list[Finding]:
 
 def _near(context: DetectorContext, sync_point: SyncPoint, left_ns: float, elsewhere: Sequence[SyncPoint]) -> Finding:
     """The finding for one group; ranks that wait `elsewhere` are not blamed for missing in it."""
-    left = f"in {duration(left_ns / 1e9)}" if left_ns > 0 else "at any moment"
+    left = f"in {duration_text(left_ns / 1e9)}" if left_ns > 0 else "at any moment"
     missing = () if elsewhere else sync_point.missing
+    waited_for = operation(sync_point)
     if elsewhere:
-        why = f"and its ranks wait for {', '.join(operation(root) for root in elsewhere)}"
+        why = f"{waited_for} has not completed, its ranks wait for {', '.join(operation(root) for root in elsewhere)}"
     elif missing:
-        why = f"{names_of(missing)} not having joined it"
+        why = f"{names_of(missing)} {'has' if len(missing) == 1 else 'have'} not joined {waited_for}"
     else:
-        why = f"although all ranks{'' if sync_point.all_present else ' that are heard'} have joined it"
+        joined = "all ranks" if sync_point.all_present else "all ranks with a heartbeat"
+        why = f"{waited_for} has not completed, although {joined} have joined it"
     severity = Severity.CRITICAL if has_trained(sync_point, context) else Severity.WARNING
-    message = f"torch ends the job {left} unless {operation(sync_point)} completes, {why}"
+    message = f"{why}: torch aborts the job {left}"
     ranks, evidence = tuple(member.rank.rank for member in missing), facts(context, sync_point)
     return Finding(RULE, severity, f"group {sync_point.name}", message, SOON_ADVICE, ranks, evidence=evidence)
 
@@ -87,29 +91,34 @@ def _fired(context: DetectorContext) -> list[Finding]:
     if culprits:
         # A rank whose wait timed out may itself be missing in another group, where the rest waits for it.
         itself = any(member.rank in gave_up.ranks for member in culprits)
-        where = f"what the others waited for in group {gave_up.began[0].name}" if itself else "it"
+        where = f"what the others waited for in group {gave_up.began[0].name}" if itself else "a collective"
         received = [member for member in culprits[:MAX_ACTIVITIES] if member.rank.beat is not None]
         doings = "; ".join(doing(state, member) for member in received)
-        why = f"{names_of(culprits)} had not joined {where}{f'. {doings}' if received else ''}"
+        message = f"{names_of(culprits)} had not joined {where}{'; ' if itself else ': '}{_timed_out(gave_up)}"
+        message += f". {doings}" if received else ""
     elif gave_up.began:
-        why = "the ranks waited for each other in different groups"
+        message = f"{_timed_out(gave_up)} in collectives: the ranks waited for each other in different process groups"
     else:
-        why = f"who had not joined it was not seen{_still_there(state)}"
+        message = f"{_timed_out(gave_up)} in a collective; which rank had not joined it was not observed"
+        message += _still_there(state)
     ranks = tuple(member.rank.rank for member in culprits)
-    return [_given_up(gave_up, why, FIRED_ADVICE if culprits else UNSEEN_ADVICE, ranks, {})]
+    return [_given_up(gave_up, message, FIRED_ADVICE if culprits else UNSEEN_ADVICE, ranks, {})]
 
 
 def _disagreed(gave_up: TimedOut, split: SyncPoint) -> Finding:
     """The counterpart of `desync` for ranks whose wait timed out."""
     odd, op_groups = gave_up.culprits, op_groups_text(split)
-    label = f"{names_of(odd)} {'was' if len(odd) == 1 else 'were'} out of line" if odd else "the ranks disagreed"
-    why = f"{label} at #{split.waiting[0].waits_at}: {op_groups}"
-    return _given_up(gave_up, why, DESYNC_ADVICE, ranks_of(odd or split.members), {"camps": op_groups})
+    label = f"{names_of(odd) if odd else 'the ranks'} {different_collective(odd)}"
+    message = f"{label} at #{split.waiting[0].waits_at}: {op_groups}; {_timed_out(gave_up)}"
+    return _given_up(gave_up, message, DESYNC_ADVICE, ranks_of(odd or split.members), {"camps": op_groups})
 
 
-def _given_up(gave_up: TimedOut, why: str, advice: str, ranks: tuple[int, ...], more: Evidence) -> Finding:
+def _timed_out(gave_up: TimedOut) -> str:
+    return f"{ranks_text(rank.rank for rank in gave_up.ranks)} timed out"
+
+
+def _given_up(gave_up: TimedOut, message: str, advice: str, ranks: tuple[int, ...], more: Evidence) -> Finding:
     names = ranks_text(rank.rank for rank in gave_up.ranks)
-    message = f"{names} gave up waiting in a collective; {why}"
     evidence: Evidence = {"complaining": names, "culprits": len(gave_up.culprits), **more, "rests_on": gave_up.rests_on}
     return Finding(RULE, Severity.CRITICAL, "fired", message, advice, ranks, ends_wait=True, evidence=evidence)
 
@@ -119,4 +128,4 @@ def _still_there(state: RunState) -> str:
     left = [rank.rank for rank in state.ranks.values() if state.condition(rank) in HERE]
     if not left or 2 * len(left) >= len(state.ranks):
         return ""
-    return f", but {ranks_text(left)} {'has' if len(left) == 1 else 'have'} not given up"
+    return f", but {ranks_text(left)} {'has' if len(left) == 1 else 'have'} not timed out"

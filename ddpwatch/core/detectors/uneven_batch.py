@@ -23,7 +23,7 @@ from ddpwatch.core.diagnosis.early_exit import (
 )
 from ddpwatch.core.diagnosis.stacks import top_of_stack
 from ddpwatch.core.limits import UnevenBatchLimits
-from ddpwatch.core.units import count, duration, plural, ranks_text
+from ddpwatch.core.units import count, duration_text, plural, ranks_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -34,20 +34,20 @@ if TYPE_CHECKING:
 
 RULE: Final = rules.UNEVEN_BATCH
 SAMPLES_ADVICE: Final = (
-    "DDP averages over ranks, not over samples: those of a small batch count more. Use drop_last=True and a "
-    "DistributedSampler, or pad the short batches."
+    "DDP averages gradients over ranks, so samples of a smaller batch have more weight. Use drop_last=True and a "
+    "DistributedSampler, or pad short batches."
 )
 ENDED_ADVICE: Final = (
-    "They wait in an all-reduce that never completes. Give all ranks as many steps (DistributedSampler, "
-    "drop_last=True), or train inside model.join(). If it was not the data that ended, its log says why it left."
+    "The all-reduce of the other ranks never completes. Give all ranks the same number of steps (DistributedSampler, "
+    "drop_last=True), or train inside model.join(). If its data had not ended, its log shows why it exited."
 )
 
 
 def uneven_batch(context: DetectorContext) -> list[Finding]:
-    """Ranks train on different numbers of samples in the same step, so that samples do not count alike.
+    """Ranks train on different numbers of samples in the same step, so that samples have different weights.
 
-    Compared are the samples that each rank took in at the same step, where all ranks can tell. It is critical when a
-    rank's data has ended early: it has left while the others wait for it in an all-reduce, or lose their connections.
+    Compares the batch sizes of all ranks in the same step, if all are known. Critical when the data of a rank has ended
+    early: it has left the training loop while the others wait for it in an all-reduce, or lose their connections.
     """
     early = _ended_early(context) or _left_early(context) or _left_behind(context)
     return [*_different_samples(context), *early]
@@ -68,12 +68,12 @@ def _different_samples(context: DetectorContext) -> list[Finding]:
     # Ties go to the larger count: ranks with fewer samples are the odd ones.
     common = max(Counter(typical).items(), key=lambda item: (item[1], item[0]))[0]
     odd = {rank: value for rank, value in zip(window.ranks, typical, strict=True) if value != common}
-    when = "" if steps == known.shape[1] else f" in {steps} of {plural(known.shape[1], 'step')}"
+    when = "" if steps == known.shape[1] else f" · in {steps} of {plural(known.shape[1], 'step')}"
     if odd:
         verb = "trains" if len(odd) == 1 else "train"
-        message = f"{ranks_text(odd)} {verb} on {_span(odd.values())} samples a step, the others on {count(common)}"
+        message = f"{ranks_text(odd)} {verb} on {_span(odd.values())} samples per step, the others on {count(common)}"
     else:
-        message = f"the ranks train on different numbers of samples: {_span(uneven.ravel().tolist())} a step"
+        message = f"samples per step differ between ranks: {_span(uneven.ravel().tolist())}"
     return [
         Finding(
             rule=RULE,
@@ -105,9 +105,11 @@ def _ended_early(context: DetectorContext) -> list[Finding]:
     done = min(rank.step or 0 for rank in ended)
     waited_s = max(rank.beat.phase_ns for rank in stuck if rank.beat is not None) / 1e9
     early = [rank for rank in ended if (rank.step or 0) <= max(other.step or 0 for other in stuck)]
-    has = "has" if len(early) == 1 else "have"
-    message = f"{_names(early)} {has} ended after {plural(done, 'step')} while the others go on: {_names(stuck)} in "
-    message += f"all-reduce for {duration(waited_s)}"
+    has = "has" if len(stuck) == 1 else "have"
+    message = (
+        f"{_names(early)} exited after {plural(done, 'step')}, before the others: {_names(stuck)} {has} waited in "
+    )
+    message += f"all-reduce for {duration_text(waited_s)}"
     in_the_middle = any(reports_data_length(rank) and not rank.at_end_of_data for rank in early)
     # With data of unknown length it may have left for another reason, and the others may fail in a moment.
     unknown = not all(map(reports_data_length, early))
@@ -129,7 +131,7 @@ def _left_early(context: DetectorContext) -> list[Finding]:
 
 def _left_finding(context: DetectorContext, sync_point: SyncPoint, left: Sequence[RankState]) -> Finding:
     done = min(rank.step or 0 for rank in left)
-    has, its, waits = ("has", "its", "waits") if len(left) == 1 else ("have", "their", "wait")
+    has, waits = ("has", "waits") if len(left) == 1 else ("have", "wait")
     gone = [each for each in sync_point.members if each.rank in left]
     others = replace(sync_point, members=tuple(each for each in sync_point.members if each.rank not in left))
     if sync_point.missing:
@@ -137,7 +139,7 @@ def _left_finding(context: DetectorContext, sync_point: SyncPoint, left: Sequenc
     else:
         where = f"{waits} in a barrier: {waiting_text(others)} in {operation(others)}"
     doings = "; ".join(doing(context.state, each, at_end=False) for each in gone[:MAX_ACTIVITIES])
-    message = f"{_names(left)} {has} come to the end of {its} data after {plural(done, 'step')}, and {where}"
+    message = f"{_names(left)} ran out of data after {plural(done, 'step')} and {where}"
     message += f"{deadline_text(context)}. {doings}"
     evidence: Evidence = {"steps_done": done, "waiting_ranks": len(others.waiting)} | facts(context, others)
     finding = _end_of_data(context, left, message, evidence)
@@ -151,9 +153,8 @@ def _left_behind(context: DetectorContext) -> list[Finding]:
         return []
     done = min(rank.step or 0 for rank in left)
     waited_ns = max(rank.beat.phase_ns if rank.beat is not None and in_sync(rank) else 0 for rank in failed)
-    has = "has" if len(left) == 1 else "have"
     their = "its connection" if len(failed) == 1 else "their connections"
-    message = f"{_names(left)} {has} ended after {plural(done, 'step')} while the others go on: {_names(failed)} lost "
+    message = f"{_names(left)} exited after {plural(done, 'step')}, before the others: {_names(failed)} lost "
     message += f"{their} and failed"
     evidence: Evidence = {"steps_done": done, "failed_ranks": len(failed), "waiting_s": round(waited_ns / 1e9, 1)}
     # With an exit code other than 0 the rank has failed: then it was not the data.

@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 ON_GPU: Final = frozenset({"forward", "backward", "optimizer"})
 """Phases that a slow GPU makes longer."""
 CLOCKS_ADVICE: Final = (
-    "Its GPU is clocked lower than it could be, and that is the likely reason: see gpu-throttle and "
-    "nvidia-smi -q -d PERFORMANCE on its host; leave the host out until that is mended."
+    "Its low GPU clock is the likely cause: see gpu-throttle and `nvidia-smi -q -d PERFORMANCE` on its host, and "
+    "exclude the host until it is fixed."
 )
 CORES_ADVICE: Final = (
-    "Its host has more threads that want to run than cores: fewer DataLoader workers, OMP_NUM_THREADS=1 or a few, "
-    "cores of its own for each rank (taskset, --cpus-per-task), and no other jobs there."
+    "Its host has more runnable threads than CPU cores: use fewer DataLoader workers, a small OMP_NUM_THREADS, "
+    "dedicated cores per rank (taskset, --cpus-per-task), and stop other jobs on the host."
 )
 
 
@@ -84,7 +84,7 @@ def _cores(window: Window, suspect: Suspect, mine: RankState, others: Sequence[R
     lost_ns = suspect.excess_ns * len(hits) / (last - first)
     if (waited - others_share) * window.median_step_ns < StragglerLimits.CAUSE_SHARE * lost_ns:
         return ""
-    return f"waited for a core {percent(waited)} of the time, others {percent(others_share)}"
+    return f"CPU starvation: {percent(waited)} of the time without a core, {percent(others_share)} on the others"
 
 
 def _span_ns(rank: RankState, window: Window, first: int, last: int) -> tuple[int, int]:

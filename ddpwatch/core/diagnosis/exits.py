@@ -53,19 +53,19 @@ How: TypeAlias = Literal["failed", "lost", "silent"]
 _HOLDS: Final = {
     "signal": "its process was stopped by a signal",
     "debugger": "a debugger has stopped its process",
-    "disk": "its process waits in the kernel, for a disk or a driver",
+    "disk": "its process is blocked in the kernel, on a disk or a driver",
 }
 FREE: Final = "nothing"
 """Value of `held_by` for a process on this host that nothing keeps from running."""
-LOCKED: Final = "its process lives, but something in it holds Python's lock, or it gets no core"
+LOCKED: Final = "its process is alive, but a thread holds the GIL, or it is starved of CPU"
 _SIGNALS: Final = {
     signal.SIGKILL: "was killed",
-    signal.SIGABRT: "was aborted by its own runtime",
+    signal.SIGABRT: "was aborted by its runtime",
     signal.SIGSEGV: "crashed",
     signal.SIGBUS: "crashed",
     signal.SIGILL: "crashed",
     signal.SIGFPE: "crashed",
-    signal.SIGTERM: "was ended",
+    signal.SIGTERM: "was terminated",
 }
 
 
@@ -82,12 +82,12 @@ def why_no_heartbeat(rank: RankState) -> str:
 def how_ended(code: int) -> str:
     """An exit code in words: `was killed (SIGKILL)`."""
     if code >= 0:
-        return f"ended with exit code {code}"
+        return f"exited with code {code}"
     try:
         number = signal.Signals(-code)
     except ValueError:
-        return f"was ended (signal {-code})"
-    return f"{_SIGNALS.get(number, 'was ended')} ({number.name})"
+        return f"was terminated (signal {-code})"
+    return f"{_SIGNALS.get(number, 'was terminated')} ({number.name})"
 
 
 def why_failed(rank: RankState) -> str:
@@ -100,10 +100,10 @@ def why_failed(rank: RankState) -> str:
 def advice_on(causes: Sequence[End]) -> str:
     """Advice on secondary failures after these causes."""
     if waited := [end for end in causes if is_timeout(end.text)]:
-        return f"{names_of(waited).capitalize()} had waited for another in vain: `timeout` says for whom."
+        return f"{names_of(waited).capitalize()} timed out waiting for another rank: the `timeout` alert names it."
     if any(end.aborted for end in causes):
-        return f"{names_of(causes).capitalize()} need not be to blame: see what is said of the abort, and `desync`."
-    return f"Find out what ended {names_of(causes)}: the launcher ends the others when one is gone."
+        return f"{names_of(causes).capitalize()} may not be the root cause: see the alert on the abort, and `desync`."
+    return f"Find out what ended {names_of(causes)}: the launcher terminates the others when one rank exits."
 
 
 def place_of(end: End) -> str:

@@ -62,8 +62,8 @@ class TimedOut:
         known = {each.rank.rank: each.rank for sync_point in sync_points for each in sync_point.members}
         words = [rank for rank, state in known.items() if state.bye is not None and state.bye.collectives]
         signs = [rank for rank in known if rank not in words]
-        reported = [f"last words of {ranks_text(words)}"] if words else []
-        return "; ".join([*reported, *([f"signs of life of {ranks_text(signs)}"] if signs else [])])
+        reported = [f"last messages of {ranks_text(words)}"] if words else []
+        return "; ".join([*reported, *([f"heartbeats of {ranks_text(signs)}"] if signs else [])])
 
 
 def timed_out(state: RunState) -> TimedOut | None:

@@ -1,4 +1,4 @@
-"""Meaning, severity and advice of the Xid errors of NVIDIA's driver."""
+"""Xid errors of the NVIDIA driver: NVIDIA's name for each, which can be searched for, its severity and advice."""
 
 from __future__ import annotations
 
@@ -6,32 +6,34 @@ from typing import Final
 
 from ddpwatch.core.alerts.model import Severity
 
-RESET: Final = "Leave the GPU out, reset it (nvidia-smi -r) or restart the host; if it comes back, have it replaced."
-FAULT: Final = (
-    "An illegal access of a kernel, most often a bug in the script or in a custom kernel: run it with "
-    "CUDA_LAUNCH_BLOCKING=1 or under compute-sanitizer; if another GPU does not show it, test this one."
+RESET: Final = (
+    "Exclude the GPU, reset it (nvidia-smi -r) or reboot the host; if the error comes back, have it replaced."
 )
-LINKS: Final = "Look at the links (nvidia-smi nvlink -e); leave the host out until they are mended."
-ENDED: Final = "Nothing of its own: a process that used the GPU was ended, or failed before; look for that."
-LOOK_UP: Final = "Look up its number in the list of Xid errors of the NVIDIA driver, and the lines in dmesg."
+FAULT: Final = (
+    "Usually an illegal memory access in the script or in a custom kernel: run it with CUDA_LAUNCH_BLOCKING=1 or under "
+    "compute-sanitizer; if it does not happen on another GPU, test this one."
+)
+LINKS: Final = "Check the links (nvidia-smi nvlink -e), and exclude the host until they are fixed."
+ENDED: Final = "Not an error by itself: a process that used the GPU was terminated or failed before; look for that."
+LOOK_UP: Final = "Look up its number in NVIDIA's Xid documentation, and its lines in dmesg."
 
 XIDS: Final[dict[int, tuple[str, Severity, str]]] = {
-    13: ("a kernel of the application failed", Severity.WARNING, FAULT),
-    31: ("a kernel of the application accessed memory that is not its own", Severity.WARNING, FAULT),
-    43: ("a process on it has stopped", Severity.INFO, ENDED),
-    45: ("cleaned up after a process that has ended", Severity.INFO, ENDED),
-    48: ("a memory error that cannot be corrected", Severity.CRITICAL, RESET),
-    63: ("bad memory is being taken out of use", Severity.WARNING, RESET),
-    64: ("bad memory cannot be taken out of use", Severity.CRITICAL, RESET),
-    74: ("an error of NVLink", Severity.CRITICAL, LINKS),
-    79: ("it has fallen off the bus", Severity.CRITICAL, RESET),
-    94: ("a memory error that hit one process only", Severity.WARNING, RESET),
-    95: ("a memory error that may have hit any process", Severity.CRITICAL, RESET),
-    119: ("its system processor does not answer", Severity.CRITICAL, RESET),
-    120: ("an error of its system processor", Severity.CRITICAL, RESET),
+    13: ("graphics engine exception", Severity.WARNING, FAULT),
+    31: ("GPU memory page fault", Severity.WARNING, FAULT),
+    43: ("GPU stopped processing", Severity.INFO, ENDED),
+    45: ("preemptive cleanup, due to previous errors", Severity.INFO, ENDED),
+    48: ("double bit ECC error", Severity.CRITICAL, RESET),
+    63: ("ECC page retirement or row remapping recording event", Severity.WARNING, RESET),
+    64: ("ECC page retirement or row remapper recording failure", Severity.CRITICAL, RESET),
+    74: ("NVLink error", Severity.CRITICAL, LINKS),
+    79: ("GPU has fallen off the bus", Severity.CRITICAL, RESET),
+    94: ("contained ECC error", Severity.WARNING, RESET),
+    95: ("uncontained ECC error", Severity.CRITICAL, RESET),
+    119: ("GSP RPC timeout", Severity.CRITICAL, RESET),
+    120: ("GSP error", Severity.CRITICAL, RESET),
 }
 
 
 def xid_meaning(code: int) -> tuple[str, Severity, str]:
-    """Meaning of an Xid error of the NVIDIA driver, its severity, and what to do."""
-    return XIDS.get(code, ("an error of the driver or the hardware", Severity.WARNING, LOOK_UP))
+    """NVIDIA's name of an Xid error, its severity, and advice."""
+    return XIDS.get(code, ("driver or hardware error", Severity.WARNING, LOOK_UP))

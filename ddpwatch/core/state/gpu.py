@@ -326,12 +326,12 @@ def evenly_sampled(ranks: Sequence[RankState]) -> Sequence[RankState]:
 
 
 def clock_text(clock: Clock, baseline_mhz: float = 0.0) -> str:
-    """As in `clocks 1110 of 1980 MHz, thermal slowdown at 89 °C`; without a reason, with the clock of the peers."""
-    text = f"clocks {clock.mhz:.0f}{f' of {clock.max_mhz}' if clock.max_mhz else ''} MHz" if clock.mhz else ""
+    """As in `GPU clock 1110/1980 MHz, thermal slowdown at 89 °C`; without a reason, with the clock of the peers."""
+    text = f"GPU clock {clock.mhz:.0f}{f'/{clock.max_mhz}' if clock.max_mhz else ''} MHz" if clock.mhz else ""
     if clock.reasons:
         reasons = reasons_text(clock.reasons, clock.temperature_c)
         return f"{text}, {reasons}" if text else reasons
-    return f"{text}, others {baseline_mhz:.0f}" if baseline_mhz else text
+    return f"{text} vs {baseline_mhz:.0f} MHz on the others" if baseline_mhz else text
 
 
 def reasons_text(reasons: Iterable[str], temperature_c: int | None = None) -> str:

@@ -75,7 +75,7 @@ def test_while_it_lasts_it_is_the_headline():
     seen = drawn(watched(END))
 
     assert not stale(seen)
-    assert "rank 2 is slow in backward" in page(alert_panel(seen, 60, 12))
+    assert "rank 2 slow in backward" in page(alert_panel(seen, 60, 12))
     assert badge(seen.rows[SLOW]).text.startswith("▲ slow backward")
 
 

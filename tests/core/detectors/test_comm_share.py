@@ -20,7 +20,7 @@ from tests.builders.synthetic_run import look, make_run, only, run_of, train
 def test_an_expensive_wire_is_reported_with_its_share_and_advice_on_buckets():
     finding = only(comm_share(look(run_of(sync=12))))
 
-    assert finding.message == "all-reduce takes 30% of the last 50 steps: wire 30%, waiting 0%"
+    assert finding.message == "exposed all-reduce takes 30% of the step: wire 30%, waiting 0% · last 50 steps"
     assert "bucket_cap_mb" in finding.advice
     assert "network" not in finding.advice, "all ranks are on one host"
     assert finding.cost == pytest.approx(0.3)
@@ -40,7 +40,7 @@ def test_waiting_is_separated_from_the_wire():
     late = {rank: {"backward": 26} if rank == 2 else {"sync": 12} for rank in range(4)}
     finding = only(comm_share(look(make_run({rank: train(**late[rank]) for rank in range(4)}))))
 
-    assert finding.message == "all-reduce takes 24% of the last 50 steps: wire 5%, waiting 19%"
+    assert finding.message == "exposed all-reduce takes 24% of the step: wire 5%, waiting 19% · last 50 steps"
     assert finding.advice.startswith("Most of the waiting is for rank 2: ")
     assert finding.cost == pytest.approx(finding.evidence["waiting_percent"] / 100, abs=1e-4)
 
@@ -69,8 +69,8 @@ def test_the_parts_of_the_share_add_up_as_they_are_read(backward):
 def test_with_a_rank_missing_the_parts_of_the_share_are_not_claimed():
     finding = only(comm_share(look(make_run({rank: train(sync=12) for rank in range(3)}, world=4))))
 
-    assert finding.message.startswith("all-reduce takes 30% of the last 50 steps; wire and waiting cannot be told")
-    assert "1 rank of 4" in finding.message
+    assert finding.message.startswith("exposed all-reduce takes 30% of the step; wire and waiting are not separable")
+    assert "1 of 4 ranks" in finding.message
     assert finding.cost is None
     assert "wire_percent" not in finding.evidence
 
@@ -88,7 +88,7 @@ def test_an_open_share_is_kept_open_until_it_falls_below_a_part_of_its_limit(syn
 
     found = comm_share(look(run))
     assert [finding.opens for finding in found] == [False] * keeps
-    assert all("steps, after more than 10%" in finding.message for finding in found)
+    assert all("step, down from more than 10%" in finding.message for finding in found)
 
 
 def test_a_share_around_its_limit_is_opened_once():

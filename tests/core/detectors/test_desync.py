@@ -22,18 +22,18 @@ def test_after_an_abort_the_minority_is_blamed_and_not_the_aborted_rank():
 
     assert reported.ranks == (1,)
     assert reported.message.startswith(
-        "rank 1 was out of line when their connections broke: all_reduce #66 [1000] Float on ranks 0, 2-3 against "
-        "all_reduce #66 [9000] Float on rank 1. "
+        "rank 1 was in a different collective when the connections broke: all_reduce #66 [1000] Float on ranks 0, 2-3 "
+        "vs all_reduce #66 [9000] Float on rank 1. "
     )
     assert "/home/me/train.py:88 in fit" in reported.message
-    assert (lost.severity, "`desync` tells" in lost.message) == (Severity.INFO, True)
+    assert (lost.severity, "see `desync`" in lost.message) == (Severity.INFO, True)
 
 
 def test_after_an_abort_with_equal_groups_no_rank_is_blamed():
     reported = only(desync(broken(0, {1: LARGE, 2: SMALL, 3: LARGE})))
 
     assert reported.ranks == (0, 1, 2, 3)
-    assert "which of them is wrong cannot be told" in reported.message
+    assert "which of them is wrong is unknown" in reported.message
 
 
 def test_an_abort_without_enough_evidence_blames_no_rank():
@@ -42,9 +42,9 @@ def test_an_abort_without_enough_evidence_blames_no_rank():
 
     assert desync(evidence) == []
     assert (lost.ranks, lost.severity) == ((), Severity.CRITICAL)
-    assert "which of them is wrong cannot be told. rank 1 was in all_reduce #66 [9000] Float" in lost.message
+    assert "which of them is wrong is unknown. rank 1 was in all_reduce #66 [9000] Float" in lost.message
     assert "because" not in only(rank_failed(evidence)).message
-    assert "need not be to blame" in after.advice
+    assert "may not be the root cause" in after.advice
 
 
 def asked(ops, before_s=0.0):
@@ -63,9 +63,7 @@ def test_ranks_that_the_launcher_ended_reported_their_operation_when_they_were_a
     reported = only(desync(evidence))
 
     assert reported.ranks == (1,)
-    assert (
-        "all_reduce #66 [1000] Float on ranks 0, 2-3 against all_reduce #66 [9000] Float on rank 1" in reported.message
-    )
+    assert "all_reduce #66 [1000] Float on ranks 0, 2-3 vs all_reduce #66 [9000] Float on rank 1" in reported.message
     assert "rank 1 was at fit (train.py:88)" in reported.message
     assert not [finding for finding in rank_lost(evidence) if finding.severity is Severity.CRITICAL]
 
@@ -75,7 +73,7 @@ def test_a_report_from_before_the_abort_is_no_evidence():
 
     assert desync(evidence) == []
     assert rank_lost(evidence)[0].message.endswith(
-        "which of them is wrong cannot be told. ranks 1-3 were ended before they could tell in which operation"
+        "which of them is wrong is unknown. ranks 1-3 were terminated before reporting their collective"
     )
 
 
@@ -83,11 +81,11 @@ def test_ranks_without_a_report_are_mentioned_and_count_for_neither_group():
     evidence = asked({1: LARGE, 2: SMALL})
     reported = only(desync(evidence))
     assert reported.ranks == (0, 1, 2)
-    assert "which of them is wrong cannot be told" in reported.message
+    assert "which of them is wrong is unknown" in reported.message
 
     lost = rank_lost(asked({1: LARGE}))[0]
     assert lost.ranks == ()
-    assert lost.message.endswith("at fit (train.py:88); ranks 2-3 were ended before they could tell in which operation")
+    assert lost.message.endswith("at fit (train.py:88); ranks 2-3 were terminated before reporting their collective")
 
 
 def test_ranks_at_the_same_place_in_the_script_were_in_the_same_operation():
@@ -101,7 +99,7 @@ def test_ranks_at_the_same_place_in_the_script_were_in_the_same_operation():
     reported = only(desync(look(outlived(state))))
 
     assert reported.ranks == (1,)
-    assert "[1000] Float on ranks 0, 2-4 against" in reported.message
+    assert "[1000] Float on ranks 0, 2-4 vs" in reported.message
 
 
 def test_a_viewer_that_missed_the_end_of_a_rank_blames_no_other_rank_for_it():
@@ -113,7 +111,7 @@ def test_a_viewer_that_missed_the_end_of_a_rank_blames_no_other_rank_for_it():
     reported = only(desync(look(state)))
 
     assert reported.ranks == (1, 2, 3)
-    assert "which of them is wrong cannot be told; how rank 0 ended was not seen" in reported.message
+    assert "which of them is wrong is unknown; how rank 0 ended was not observed" in reported.message
     assert rank_lost(look(state)) == [], "it is told once"
 
 
@@ -141,8 +139,8 @@ def test_the_minority_is_blamed_for_another_operation():
 
     assert finding.ranks == (2,)
     assert finding.message.startswith(
-        "rank 2 is out of line at #42: all_reduce [8] Float on ranks 0-1, 3 against broadcast [8] Float on rank 2, "
-        "for 9s. "
+        "rank 2 called a different collective at #42: all_reduce [8] Float on ranks 0-1, 3 "
+        "vs broadcast [8] Float on rank 2; they have waited for 9 s. "
     )
     assert (finding.severity, finding.subject) == (Severity.CRITICAL, "group 0")
     assert stall(evidence) == [], "it is told once"
@@ -161,7 +159,7 @@ def test_two_equal_groups_are_both_reported_and_no_rank_is_blamed(ops):
     finding = only(desync(disagree(*ops)))
 
     assert finding.ranks == tuple(range(len(ops)))
-    assert finding.message.startswith("the ranks disagree at #42")
+    assert finding.message.startswith("the ranks called different collectives at #42")
 
 
 def test_equal_operations_are_no_desync_nor_is_one_that_is_not_reported_yet():
@@ -179,8 +177,9 @@ def test_crossed_groups_are_reported_once_and_no_rank_is_blamed(wait_s):
     assert stall(look(state)) == []
     assert finding.ranks == (0, 1)
     assert finding.message.startswith(
-        "the ranks wait for each other in different groups: "
-        "all_reduce #42 (4.0M) on rank 1 against all_reduce #7 (4.0M) of group side on rank 0, for 9s. "
+        "the ranks wait for each other in different process groups: "
+        "all_reduce #42 (4.0 MiB) on rank 1 vs all_reduce #7 (4.0 MiB) of group side on rank 0; "
+        "they have waited for 9 s. "
     )
 
 
@@ -197,7 +196,7 @@ def test_ranks_that_disagree_on_an_earlier_operation_are_reported_although_anoth
     assert stall(look(state)) == []
     finding = only(desync(look(state)))
     assert finding.ranks == (0, 1)
-    assert finding.message.startswith("the ranks disagree at #86: broadcast")
+    assert finding.message.startswith("the ranks called different collectives at #86: broadcast")
 
 
 def test_no_rank_is_out_of_line_before_every_rank_has_reported_its_operation():

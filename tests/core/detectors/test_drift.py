@@ -67,7 +67,7 @@ def test_several_parameters_that_differ_are_one_finding():
     state = checked({9: [5, 5, 5, 6]})
     check(state, {199: [7, 7, 7, 8]}, "fc.bias")
 
-    assert only(drift(look(state))).message.endswith("in parameter fc.bias after step 199, and in 1 more before")
+    assert only(drift(look(state))).message.endswith("in parameter fc.bias after step 199, and in 1 parameter before")
 
 
 def test_processes_that_train_models_of_their_own_may_differ():

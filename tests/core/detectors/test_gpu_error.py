@@ -13,12 +13,12 @@ from tests.builders.synthetic_run import look, only, run_of
 @pytest.mark.parametrize(
     ("code", "severity", "word"),
     [
-        (13, Severity.WARNING, "kernel"),
-        (43, Severity.INFO, "stopped"),
-        (48, Severity.CRITICAL, "memory error"),
+        (13, Severity.WARNING, "graphics engine exception"),
+        (43, Severity.INFO, "GPU stopped processing"),
+        (48, Severity.CRITICAL, "double bit ECC error"),
         (74, Severity.CRITICAL, "NVLink"),
         (79, Severity.CRITICAL, "off the bus"),
-        (119, Severity.CRITICAL, "does not answer"),
+        (119, Severity.CRITICAL, "GSP RPC timeout"),
         (999, Severity.WARNING, "driver"),
     ],
 )
@@ -43,14 +43,14 @@ def test_new_memory_errors_are_reported_and_old_ones_are_not():
 
     assert gpu_error(look(old)) == []
     found = only(gpu_error(look(new)))
-    assert "2 new memory errors that could not be corrected" in found.message
+    assert "2 new uncorrectable ECC errors" in found.message
     assert found.severity is Severity.CRITICAL
 
 
 def test_a_lost_gpu_is_critical():
     found = only(gpu_error(look(read_gpus(run_of(), readings=1, r0={"lost": True}))))
 
-    assert found.message == "rank 0 · cuda:0: it is lost, nothing can be read from it any more"
+    assert found.message == "rank 0 · cuda:0: GPU is lost: the driver cannot read it"
     assert found.severity is Severity.CRITICAL
 
 

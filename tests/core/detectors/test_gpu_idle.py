@@ -18,14 +18,14 @@ def idle_run(count=4, **phases):
 def test_idle_gpus_of_all_ranks_are_reported_once_with_what_takes_the_time():
     found = only(gpu_idle(look(idle_run(data=90))))
 
-    assert found.message == "GPUs of all ranks work 12% of the time: 76% of the step goes by waiting for data"
+    assert found.message == "all ranks: GPU utilization 12% · 76% of the step waiting for data"
     assert (found.subject, found.phase, found.ranks) == ("job", "data", ())
 
 
 def test_one_idle_gpu_is_reported_by_its_rank():
     found = only(gpu_idle(look(idle_run(1))))
 
-    assert found.message.startswith("the GPU of rank 0 works 12% of the time: ")
+    assert found.message.startswith("rank 0: GPU utilization 12% · ")
     assert found.ranks == (0,)
 
 

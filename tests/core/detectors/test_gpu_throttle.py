@@ -17,7 +17,7 @@ from tests.builders.synthetic_run import SECOND, look, only, run_of
 def test_a_hot_gpu_is_reported_with_its_clocks_its_reason_and_its_heat():
     found = only(gpu_throttle(look(read_gpus(run_of(), r3=HOT))))
 
-    assert found.message == "rank 3 · cuda:0: clocks 1110 of 1980 MHz, thermal slowdown at 89 °C"
+    assert found.message == "rank 3 · cuda:0 throttled: GPU clock 1110/1980 MHz, thermal slowdown at 89 °C"
     assert (found.severity, found.ranks) == (Severity.WARNING, (3,))
     assert found.evidence["clock_mhz"] == 1110
     assert "fans" in found.advice
@@ -40,7 +40,7 @@ def test_a_power_cap_of_all_gpus_is_one_info():
     found = only(gpu_throttle(look(read_gpus(run_of(), r0=CAPPED, r1=CAPPED, r2=CAPPED, r3=CAPPED))))
 
     assert found.severity is Severity.INFO
-    assert found.message == "4 of 4 GPUs at the power cap, none far below the others: clocks 1600 of 1980 MHz"
+    assert found.message == "4 of 4 GPUs at the power cap, none far below the others: GPU clock 1600/1980 MHz"
     assert found.ranks == ()
 
 
@@ -49,7 +49,7 @@ def test_a_power_cap_that_holds_one_gpu_below_the_others_is_a_warning():
     found = only(gpu_throttle(look(read_gpus(run_of(), r1=slow))))
 
     assert found.severity is Severity.WARNING
-    assert found.message == "rank 1 · cuda:0: clocks 1200 of 1980 MHz, power cap"
+    assert found.message == "rank 1 · cuda:0 throttled: GPU clock 1200/1980 MHz, power cap"
     assert "-pl" in found.advice
 
 
@@ -64,7 +64,9 @@ def test_most_gpus_of_a_host_are_reported_as_the_host():
     found = only(gpu_throttle(look(state)))
 
     assert found.subject == "host b"
-    assert found.message.startswith("host b, 2 GPUs (ranks 2-3), at worst clocks 900 of 1980 MHz, thermal slowdown")
+    assert found.message.startswith(
+        "host b, 2 GPUs (ranks 2-3) throttled, worst: GPU clock 900/1980 MHz, thermal slowdown"
+    )
 
 
 def test_many_single_gpus_are_reported_together():

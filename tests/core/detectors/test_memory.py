@@ -25,15 +25,15 @@ def filling(first, last, readings, **changed):
 def test_a_gpu_that_is_nearly_full_and_grows_is_reported():
     found = only(memory(look(read_gpus(run_of(), 90, r1=filling(0.90, 0.97, 90)))))
 
-    assert found.message.startswith("rank 1 · cuda:0: 97% of the GPU's memory in use and growing, ")
-    assert "torch holds" not in found.message
+    assert found.message.startswith("rank 1 · cuda:0: 97% of GPU memory in use and growing by ")
+    assert "torch reserves" not in found.message
 
 
 def test_what_torch_holds_and_cannot_use_is_reported_as_a_hint():
     pieces = {"reserved_bytes": 70 << 30, "allocated_bytes": 40 << 30}
     found = only(memory(look(read_gpus(run_of(), 90, r1=filling(0.90, 0.97, 90, **pieces)))))
 
-    assert found.message.endswith(" · torch holds 70G and uses 40G of it")
+    assert found.message.endswith(" · torch reserves 70 GiB and uses 40 GiB of it")
     assert "expandable_segments" in found.advice
 
 
@@ -70,7 +70,7 @@ def leak(rank, at):
 def test_memory_that_keeps_growing_is_reported_with_its_rate():
     finding = only(memory(look(used(lambda rank, at: leak(rank, at) if rank == 1 else GIB, world=3))))
 
-    assert finding.message == "memory of rank 1 keeps growing: 1.1G to 1.7G in 10m 00s, 5.3G an hour"
+    assert finding.message == "rank 1: host memory keeps growing: 1.1 GiB to 1.7 GiB in 10 min · 5.3 GiB per hour"
     assert (finding.ranks, finding.subject, finding.severity) == ((1,), "rank 1", Severity.WARNING)
     assert finding.evidence["bytes_per_hour"] == pytest.approx(5400 * MIB, rel=0.01)
     assert ".item()" in finding.advice
@@ -117,7 +117,7 @@ def test_the_growth_must_reach_its_limit(growth_bytes, found):
 def test_an_hour_of_samples_is_evaluated_like_a_few_minutes():
     finding = only(memory(look(used(leak, samples=360))))
 
-    assert finding.message == "memory of rank 0 keeps growing: 1.2G to 1.7G in 59m 50s, 903M an hour"
+    assert finding.message == "rank 0: host memory keeps growing: 1.2 GiB to 1.7 GiB in 59 min 50 s · 903 MiB per hour"
     assert memory(look(used(lambda rank, at: GIB, samples=360))) == []
 
 

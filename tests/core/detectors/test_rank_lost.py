@@ -21,7 +21,7 @@ from tests.builders.synthetic_run import SECOND, look, make_run, only, train
 def test_a_rank_whose_process_has_ended_is_critical_at_once():
     finding = only(rank_lost(look(end(beating({1: 99.9}), 1))))
 
-    assert finding.message == "rank 1 (node-a, pid 1001): its process has ended without a word, last heard in step 90"
+    assert finding.message == "rank 1 (node-a, pid 1001) exited unexpectedly, last heartbeat in step 90"
     assert finding.severity is Severity.CRITICAL
     assert (finding.ranks, finding.subject, finding.evidence["step"]) == ((1,), "rank 1", 90)
     assert "dmesg" in finding.advice
@@ -31,7 +31,7 @@ def test_the_last_step_heard_is_reported_with_the_step_of_the_others():
     state = end(beating({1: 99.9}), 1)
     state.ranks[0].apply_beat(make_beat(0, step=97, mono_ns=state.now_ns + 1), state.now_ns)
 
-    assert only(rank_lost(look(state))).message.endswith("last heard in step 90, the others in step 97")
+    assert only(rank_lost(look(state))).message.endswith("last heartbeat in step 90, the others are at step 97")
 
 
 def test_a_kill_for_want_of_memory_is_reported():
@@ -39,7 +39,7 @@ def test_a_kill_for_want_of_memory_is_reported():
     state.apply(wire.Gone(rank=1, seq=0, oom_kills=1), state.now_ns)
     finding = only(rank_lost(look(outlived(state))))
 
-    assert "the kernel has killed for want of memory" in finding.message
+    assert "its cgroup had an OOM kill" in finding.message
     assert finding.evidence["oom_kills"] == 1
     assert "memory limit" in finding.advice
 
@@ -48,7 +48,7 @@ def test_a_rank_that_ends_before_it_is_heard_is_lost_too():
     state = make_run({0: train()}, world=2)
 
     assert only(rank_lost(look(end(state, 1)))).message == (
-        "rank 1 (node-a, pid 1001): its process has ended, and nothing was heard of it"
+        "rank 1 (node-a, pid 1001) exited before its first heartbeat"
     )
 
 
@@ -64,7 +64,7 @@ def test_a_silent_rank_is_critical_while_others_are_heard():
     finding = only(rank_lost(look(beating({1: 93}))))
 
     assert finding.message == (
-        "rank 1 (node-a, pid 1001) has sent nothing for 7s (frozen, host gone, or network), last heard in step 90"
+        "rank 1 (node-a, pid 1001): no heartbeat for 7 s (hung, host down, or network), last heartbeat in step 90"
     )
     assert finding.severity is Severity.CRITICAL
     assert finding.evidence["unheard_s"] == 7.0
@@ -86,7 +86,7 @@ def test_the_limit_of_silence_can_be_moved():
 def test_when_no_rank_is_heard_the_viewer_is_cut_off(world):
     finding = only(rank_lost(look(beating(dict.fromkeys(range(world), 80), world=world, now_s=100))))
 
-    assert finding.message.startswith("nothing is heard of any rank for 20s: the viewer cannot reach 1 host")
+    assert finding.message.startswith("no heartbeat from any rank for 20 s: the viewer cannot reach 1 host")
     assert (finding.severity, finding.subject) == (Severity.WARNING, "job")
 
 
@@ -95,7 +95,7 @@ def test_ranks_that_are_killed_after_the_first_are_secondary():
 
     assert first.subject == "rank 1"
     assert first.severity is Severity.CRITICAL
-    assert after.message == "ranks 0, 2-3 ended after rank 1"
+    assert after.message == "ranks 0, 2-3 exited after rank 1 (secondary failures)"
     assert (after.severity, after.subject, after.ranks) == (Severity.INFO, "after", (0, 2, 3))
 
 
@@ -103,7 +103,7 @@ def test_ranks_that_are_killed_after_one_failed_are_secondary():
     state = fail(beating({1: 80, 0: 82, 2: 82, 3: 82}, now_s=100), 1, at_s=80)
     finding = only(rank_lost(look(end(state, 0, 2))))
 
-    assert finding.message == "ranks 0, 2-3 ended or fell silent after rank 1"
+    assert finding.message == "ranks 0, 2-3 exited or stopped sending heartbeats after rank 1 (secondary failures)"
     assert finding.severity is Severity.INFO
 
 
@@ -112,7 +112,7 @@ def test_a_rank_that_ends_as_another_fails_with_an_error_of_its_own_is_secondary
     state = end(fail(beating({1: 99.8, 0: 99.8}, now_s=100), 1), 0)
 
     assert only(rank_failed(look(state))).ranks == (1,)
-    assert only(rank_lost(look(state))).message == "rank 0 ended after rank 1"
+    assert only(rank_lost(look(state))).message == "rank 0 exited after rank 1 (secondary failure)"
 
 
 @pytest.mark.parametrize(("later_s", "consequence"), [(0.3, True), (60, True), (61, False)])
@@ -126,11 +126,9 @@ def test_a_secondary_failure_comes_clearly_later_and_within_a_minute(later_s, co
 def test_of_ranks_that_end_too_close_together_none_is_called_the_first(later_s):
     finding = only(rank_lost(look(end(beating({1: 20, 0: 20 + later_s}, now_s=100), 0, 1))))
 
-    assert finding.message == (
-        "ranks 0-1: their processes have ended without a word, too close together to tell which was first"
-    )
+    assert finding.message == ("ranks 0-1: exited unexpectedly, too close together to know which was first")
     assert finding.severity is Severity.CRITICAL
-    assert "killed one and the others went with it" in finding.advice
+    assert "the launcher terminated the rest" in finding.advice
 
 
 def test_an_end_is_reported_once_every_other_rank_has_outlived_it_or_ended():
@@ -156,7 +154,7 @@ def test_a_host_that_is_gone_as_a_whole_is_named(how):
     state = beating({2: 80, 3: 80}, hosts=["node-a", "node-a", "node-b", "node-b"])
     finding = only(rank_lost(look(end(state, 2, 3) if how == "lost" else state)))
 
-    assert finding.message.startswith("host node-b (ranks 2-3): ")
+    assert finding.message.startswith("host node-b (ranks 2-3)")
     assert (finding.subject, finding.ranks) == ("host node-b", (2, 3))
 
 
@@ -168,7 +166,7 @@ def test_a_lost_host_that_ended_all_other_ranks_is_no_viewer_that_is_cut_off():
     state.tick(int(110e9))
 
     (finding,) = [each for each in rank_lost(look(state)) if each.subject == "host node-b"]
-    assert "gone or not reachable, all 2 ranks have been silent for 20s" in finding.message
+    assert "is down or unreachable: no heartbeat from its 2 ranks for 20 s" in finding.message
     assert finding.ranks == (2, 3)
 
 
@@ -189,9 +187,7 @@ def test_part_of_a_host_is_reported_by_rank():
 def test_many_ranks_that_end_together_are_one_finding():
     finding = only(rank_lost(look(end(beating({}), 0, 1, 2, 3))))
 
-    assert finding.message == (
-        "all 4 ranks: their processes have ended without a word, too close together to tell which was first"
-    )
+    assert finding.message == ("all 4 ranks: exited unexpectedly, too close together to know which was first")
     assert finding.severity is Severity.CRITICAL
 
 
@@ -215,15 +211,19 @@ def test_a_rank_that_was_lost_to_sight_closes_its_alert_when_it_is_heard_again()
 
 
 @pytest.mark.parametrize(
-    ("code", "words"), [(-9, "was killed (SIGKILL)"), (-11, "crashed (SIGSEGV)"), (7, "ended with exit code 7")]
+    ("code", "words"), [(-9, "was killed (SIGKILL)"), (-11, "crashed (SIGSEGV)"), (7, "exited with code 7")]
 )
 def test_ranks_that_were_asked_to_end_are_secondary_to_the_one_that_was_not(code, words):
     """The last heartbeat of rank 3 is older than that of rank 1, which proves nothing."""
     state = ended_with(beating({0: 99.9, 1: 99.9, 2: 99.9, 3: 99.7}, now_s=100), {0: -15, 1: code, 2: -15, 3: -15})
     first, after = rank_lost(look(state))
 
-    assert first.message == f"rank 1 (node-a, pid 1001): its process {words} without a word, last heard in step 90"
-    assert (first.ranks, after.ranks, after.message) == ((1,), (0, 2, 3), "ranks 0, 2-3 ended after rank 1")
+    assert first.message == f"rank 1 (node-a, pid 1001) {words}, last heartbeat in step 90"
+    assert (first.ranks, after.ranks, after.message) == (
+        (1,),
+        (0, 2, 3),
+        "ranks 0, 2-3 exited after rank 1 (secondary failures)",
+    )
 
 
 def test_two_ranks_killed_at_once_are_both_causes_of_what_follows():
@@ -231,7 +231,7 @@ def test_two_ranks_killed_at_once_are_both_causes_of_what_follows():
     first, after = rank_lost(look(state))
 
     assert first.ranks == (0, 2)
-    assert after.message == "rank 1 ended after ranks 0, 2"
+    assert after.message == "rank 1 exited after ranks 0, 2 (secondary failure)"
     assert "what ended ranks 0, 2" in after.advice
 
 
@@ -256,10 +256,10 @@ def test_ranks_that_were_asked_to_end_at_once_are_one_finding():
     state = ended_with(beating(dict.fromkeys(range(3), 99.9), world=3, now_s=100), dict.fromkeys(range(3), -15))
 
     finding = only(rank_lost(look(state)))
-    assert finding.message == "ranks 0-2: their processes have ended without a word: each was ended (SIGTERM)"
-    assert "who stopped the job" in finding.advice
+    assert finding.message == "ranks 0-2: each was terminated (SIGTERM)"
+    assert "stopped the job from outside" in finding.advice
     assert "OOM" not in finding.advice
-    assert root_cause_text(outcome_of(state, ())) == "ranks 0-2 were ended (SIGTERM)"
+    assert root_cause_text(outcome_of(state, ())) == "ranks 0-2 were terminated (SIGTERM)"
 
 
 def ended_one_after_another(ends, hosts=("node-a",) * 4):
@@ -276,14 +276,14 @@ def test_one_signal_that_ends_ranks_one_after_another_has_no_first_failure(agos_
     state = ended_one_after_another({rank: (ago_ms, -15) for rank, ago_ms in zip((1, 0, 3, 2), agos_ms, strict=True)})
 
     assert only(rank_lost(look(state))).ranks == (0, 1, 2, 3)
-    assert root_cause_text(outcome_of(state, ())) == "ranks 0-3 were ended (SIGTERM)"
+    assert root_cause_text(outcome_of(state, ())) == "ranks 0-3 were terminated (SIGTERM)"
 
 
 def test_one_signal_to_several_hosts_has_no_first_failure():
     ends = {0: (700, -15), 1: (660, -15), 2: (110, -15), 3: (60, -15)}
     state = ended_one_after_another(ends, hosts=("node-a", "node-a", "node-b", "node-b"))
 
-    assert root_cause_text(outcome_of(state, ())) == "ranks 0-3 were ended (SIGTERM)"
+    assert root_cause_text(outcome_of(state, ())) == "ranks 0-3 were terminated (SIGTERM)"
 
 
 @pytest.mark.parametrize(
@@ -291,9 +291,9 @@ def test_one_signal_to_several_hosts_has_no_first_failure():
     [
         ((130, -9), "rank 2 was killed (SIGKILL); ranks 0-1, 3 after it"),
         ((60, -9), "rank 2 was killed (SIGKILL); ranks 0-1, 3 after it"),
-        ((130, 1), "rank 2 ended with exit code 1; ranks 0-1, 3 after it"),
-        ((1200, -15), "rank 2 was ended (SIGTERM); ranks 0-1, 3 after it"),
-        ((130, -1), "rank 2 was ended (SIGHUP); ranks 0-1, 3 after it"),
+        ((130, 1), "rank 2 exited with code 1; ranks 0-1, 3 after it"),
+        ((1200, -15), "rank 2 was terminated (SIGTERM); ranks 0-1, 3 after it"),
+        ((130, -1), "rank 2 was terminated (SIGHUP); ranks 0-1, 3 after it"),
     ],
 )
 def test_a_rank_that_ended_otherwise_or_long_before_is_the_first_failure(first, reported):
@@ -308,7 +308,7 @@ def test_with_a_lost_connection_the_first_rank_ended_by_the_signal_is_the_first_
     for rank in (0, 2):
         state = fail(state, rank, CLOSED, at_s=99.95)
 
-    assert root_cause_text(outcome_of(state, ())) == "rank 1 was ended (SIGTERM); ranks 0, 2-3 after it"
+    assert root_cause_text(outcome_of(state, ())) == "rank 1 was terminated (SIGTERM); ranks 0, 2-3 after it"
 
 
 LAUNCHER = "W1117 14:38:19.8 17639 torch/distributed/elastic/agent/server/api.py:753] Received 15 death signal"
@@ -329,7 +329,9 @@ def test_a_signal_in_the_launchers_log_is_what_is_reported():
     ]
     assert [(kind, finding.ranks) for kind, finding in reported] == [("opened", (0, 1)), ("changed", (0, 1))]
     message = reported[-1][1].message
-    assert message.startswith("ranks 0-1: ended (SIGTERM). The launcher was ended from outside by SIGTERM, and ended")
+    assert message.startswith(
+        "ranks 0-1: terminated (SIGTERM). The launcher was ended from outside by SIGTERM, and ended"
+    )
 
 
 def test_one_that_is_aborted_while_all_others_agree_was_most_likely_elsewhere():

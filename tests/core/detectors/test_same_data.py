@@ -29,7 +29,7 @@ def own(rank, index):
 def test_ranks_that_all_have_the_same_batches_are_reported():
     finding = only(same_data(look(batches(lambda rank, index: index))))
 
-    assert finding.message == "all ranks train on the same samples: equal batches in 6 of 6 steps looked at"
+    assert finding.message == "all ranks train on the same samples: equal batches in 6 of 6 sampled steps"
     assert finding.ranks == (0, 1, 2, 3)
     assert finding.severity is Severity.WARNING
     assert "DistributedSampler" in finding.advice
@@ -94,7 +94,7 @@ def healthy(world=2, **hello):
 def test_a_sampler_without_set_epoch_is_found():
     finding = only(same_data(look(loaders(healthy(), (0, 0, 0), (20, 1, 0), (40, 2, 0)))))
 
-    assert finding.message == "set_epoch was never called: every epoch has the same order (seen in 3 passes)"
+    assert finding.message == "set_epoch() was never called: every epoch has the same order (3 epochs observed)"
     assert finding.subject == "set_epoch"
     assert finding.severity is Severity.WARNING
     assert finding.ranks == ()

@@ -1,4 +1,4 @@
-"""Wire time against its own history."""
+"""Wire time vs its own history."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def test_a_wire_slower_than_before_is_reported_in_milliseconds():
     finding = only(slow_link(look(run_of(sync=6, comm_bytes=98 << 20), history)))
 
     assert finding.message == (
-        "the wire takes 6.00 ms a step for the same 98M of gradients, 2.00 before · 12% of the step longer"
+        "wire takes 6.00 ms per step vs 2.00 ms before for the same 98 MiB of gradients · costs 12% throughput"
     )
     assert finding.cost == pytest.approx(4 / 34)
     assert (finding.ranks, finding.evidence["usual_wire_ms"], finding.proven) == ((), 2.0, True)

@@ -1,4 +1,4 @@
-"""Work and wire of the whole job against their own history."""
+"""Work and wire of the whole job vs their own history."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_a_job_slower_than_before_is_reported_by_how_much():
     history = remember(*[run_of(backward=16)] * 4)
     finding = only(slowdown(look(run_of(backward=22), history)))
 
-    assert finding.message == ("the whole job is 20% slower than it was: 36.0 ms of work and wire a step, 30.0 before")
+    assert finding.message == ("the whole job is 20% slower than before: 36.0 ms vs 30.0 ms of work and wire per step")
     assert finding.cost == pytest.approx(6 / 36)
     assert (finding.ranks, finding.proven, finding.evidence["usual_work_ms"]) == ((), True, 28.0)
     assert "nvidia-smi" in finding.advice
@@ -58,7 +58,7 @@ def test_with_a_rank_missing_only_work_is_compared():
 
     assert slowdown(look(make_run({rank: train(sync=30) for rank in range(3)}, world=4), history)) == []
     slower = make_run({rank: train(backward=26) for rank in range(3)}, world=4)
-    assert "38.0 ms of work a step, 28.0 before" in only(slowdown(look(slower, history))).message
+    assert "38.0 ms vs 28.0 ms of work per step" in only(slowdown(look(slower, history))).message
 
 
 def test_a_job_that_was_never_steady_is_a_suspicion_only():

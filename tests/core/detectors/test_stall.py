@@ -35,7 +35,8 @@ def test_the_missing_rank_is_named_with_the_operation_the_wait_and_what_it_does(
     finding = only(stall(look(one_missing())))
 
     assert finding.message == (
-        "rank 2 has not joined all_reduce #42 (4.0M): ranks 0-1, 3 wait in sync for 12s. rank 2 is in data for 13s"
+        "rank 2 has not joined all_reduce #42 (4.0 MiB): ranks 0-1, 3 have waited in sync for 12 s. "
+        "rank 2 has been in data for 13 s"
     )
     assert (finding.subject, finding.ranks, finding.phase) == ("group 0", (2,), "data")
     assert finding.evidence["seq"] == 42
@@ -49,7 +50,7 @@ def test_the_place_of_the_missing_rank_is_reported_once_its_stack_has_arrived():
     state.apply(make_stack(2, *SLEEPS), state.now_ns)
     finding = only(stall(look(state)))
 
-    assert finding.message.endswith("rank 2 is in data for 13s, at nap (train.py:88)")
+    assert finding.message.endswith("rank 2 has been in data for 13 s, at nap (train.py:88)")
     assert finding.detail == "nap (train.py:88)"
 
 
@@ -58,8 +59,10 @@ def test_several_missing_ranks_are_all_named_and_three_of_them_described():
     finding = only(stall(look(halted({0: make_group(42, 12, size=6), **missing}))))
 
     assert finding.ranks == (1, 2, 3, 4, 5)
-    assert finding.message.startswith("ranks 1-5 have not joined all_reduce #42 (4.0M): rank 0 waits in sync for 12s")
-    assert finding.message.count(" is in data ") == 3
+    assert finding.message.startswith(
+        "ranks 1-5 have not joined all_reduce #42 (4.0 MiB): rank 0 has waited in sync for 12 s"
+    )
+    assert finding.message.count(" has been in data ") == 3
 
 
 def test_a_group_beside_the_jobs_own_is_named():
@@ -67,23 +70,23 @@ def test_a_group_beside_the_jobs_own_is_named():
     finding = only(stall(look(halted({rank: [make_group(900), side[rank]] for rank in range(4)}))))
 
     assert finding.subject == "group side"
-    assert "all_reduce #7 (4.0M) of group side" in finding.message
+    assert "all_reduce #7 (4.0 MiB) of group side" in finding.message
 
 
 def test_the_silence_of_the_missing_rank_is_reported_with_its_seconds():
     finding = only(stall(look(one_missing(heard_s={2: NOW_S - 7}))))
 
-    assert finding.message.endswith("rank 2 is not heard for 7.0 s, was in data when last heard")
+    assert finding.message.endswith("rank 2: no heartbeat for 7 s, last seen in data")
     assert "py-spy" in finding.advice
 
 
 @pytest.mark.parametrize(
     ("by", "reported"),
     [
-        ("signal", "was in data when last heard; its process was stopped by a signal"),
-        ("debugger", "was in data when last heard; a debugger has stopped its process"),
-        ("disk", "was in data when last heard; its process waits in the kernel, for a disk or a driver"),
-        ("nonsense", "was in data when last heard; "),
+        ("signal", "last seen in data; its process was stopped by a signal"),
+        ("debugger", "last seen in data; a debugger has stopped its process"),
+        ("disk", "last seen in data; its process is blocked in the kernel, on a disk or a driver"),
+        ("nonsense", "last seen in data; "),
     ],
 )
 def test_what_holds_the_process_of_a_silent_rank_is_reported(by, reported):
@@ -100,7 +103,7 @@ def test_a_silent_rank_whose_process_may_run_holds_the_gil():
     state.apply(wire.Held(rank=2, seq=0, by="nothing"), state.now_ns)
     finding = only(stall(look(state)))
 
-    assert "its process lives, but something in it holds Python's lock, or it gets no core" in finding.message
+    assert "its process is alive, but a thread holds the GIL, or it is starved of CPU" in finding.message
     assert "py-spy dump --native" in finding.advice
 
 
@@ -114,9 +117,9 @@ def test_a_moment_of_silence_does_not_replace_what_is_known_of_a_rank(silent_s, 
     state.apply(wire.Held(rank=2, seq=0, by=by), state.now_ns)
     finding = only(stall(look(state)))
 
-    assert ("is not heard for" in finding.message) == reported
+    assert ("no heartbeat for" in finding.message) == reported
     assert finding.message.endswith("at nap (train.py:88)")
-    assert ("rank 2 is in data for 14s, at nap (train.py:88)" in finding.message) != reported
+    assert ("rank 2 has been in data for 14 s, at nap (train.py:88)" in finding.message) != reported
 
 
 TWO_HOSTS = ("node-a", "node-a", "node-b", "node-b")
@@ -129,16 +132,16 @@ def test_a_host_whose_ranks_have_all_fallen_silent_is_reported_as_gone_or_not_re
     finding = only(stall(look(state)))
 
     assert finding.message.endswith(
-        "host node-b (ranks 2-3): gone or not reachable, all 2 ranks have been silent for 7s"
+        "host node-b (ranks 2-3) is down or unreachable: no heartbeat from its 2 ranks for 7 s"
     )
-    assert "whether the host answers" in finding.advice
+    assert "whether the host responds" in finding.advice
 
 
 def test_of_a_host_with_a_single_rank_it_may_be_the_rank_that_is_stopped():
     state = one_missing(heard_s={2: NOW_S - 7}, hosts=("node-a", "node-b", "node-c", "node-d"))
 
     assert only(stall(look(state))).message.endswith(
-        "host node-c (rank 2): gone or not reachable, or the rank is stopped; silent for 7s"
+        "host node-c (rank 2) is down or unreachable, or the rank is stopped: no heartbeat for 7 s"
     )
 
 
@@ -146,7 +149,7 @@ def test_of_a_host_with_a_single_rank_it_may_be_the_rank_that_is_stopped():
     "heard_s", [{2: NOW_S - 7}, dict.fromkeys(range(4), NOW_S - 7)], ids=["the other rank of the host", "nobody"]
 )
 def test_a_host_is_not_gone_while_another_of_its_ranks_is_heard_or_no_rank_is(heard_s):
-    assert "gone or not reachable" not in only(stall(look(one_missing(heard_s=heard_s, hosts=TWO_HOSTS)))).message
+    assert "down or unreachable" not in only(stall(look(one_missing(heard_s=heard_s, hosts=TWO_HOSTS)))).message
 
 
 def test_a_process_that_can_be_seen_is_on_a_host_that_can_be_reached():
@@ -176,29 +179,29 @@ def test_a_rank_that_was_stopped_before_the_viewer_came_is_silent_and_not_missin
 def test_a_stack_of_another_phase_is_not_shown():
     state = one_missing()
     state.apply(make_stack(2, *SLEEPS, phase=SYNC), state.now_ns)
-    assert only(stall(look(state))).message.endswith("rank 2 is in data for 13s")
+    assert only(stall(look(state))).message.endswith("rank 2 has been in data for 13 s")
 
     state.apply(make_stack(2, *SLEEPS, phase=DATA, mono_ns=2), state.now_ns)
-    assert only(stall(look(state))).message.endswith("rank 2 is in data for 13s, at nap (train.py:88)")
+    assert only(stall(look(state))).message.endswith("rank 2 has been in data for 13 s, at nap (train.py:88)")
 
 
 def test_the_number_of_an_operation_is_written_in_one_piece():
     groups = {rank: make_group(1206 - (rank == 1), 9 * (rank != 1), size=2) for rank in range(2)}
 
-    assert "all_reduce #1206 (4.0M)" in only(stall(look(halted(groups)))).message
+    assert "all_reduce #1206 (4.0 MiB)" in only(stall(look(halted(groups)))).message
 
 
 def test_an_announced_pause_of_one_of_the_missing_is_reported():
     state = halted({0: make_group(42, 9), 1: make_group(41), 2: make_group(41)}, r1={"pause": "checkpoint"})
 
-    assert "rank 1 is in data for 13s (paused: checkpoint)" in only(stall(look(state))).message
+    assert "rank 1 has been in data for 13 s (paused: checkpoint)" in only(stall(look(state))).message
 
 
 def test_a_collective_of_which_nothing_is_recorded_is_still_reported():
     unrecorded = {rank: make_group(42 - (rank == 1), completed=None, size=2) for rank in range(2)}
     finding = only(stall(look(halted(unrecorded, r0={"phase": SYNC, "phase_ns": 9 * SECOND}))))
 
-    assert finding.message.startswith("rank 1 has not joined collective #42: rank 0 waits in sync for 9s. ")
+    assert finding.message.startswith("rank 1 has not joined collective #42: rank 0 has waited in sync for 9 s. ")
 
 
 @pytest.mark.parametrize(
@@ -215,8 +218,8 @@ def test_where_all_have_arrived_it_is_the_network_and_no_rank():
     finding = only(stall(look(halted({rank: make_group(42, 12) for rank in range(4)}))))
 
     assert finding.message == (
-        "all 4 ranks have joined all_reduce #42 (4.0M) and it does not complete: ranks 0-3 wait in sync for 12s. "
-        "It is the network, not a rank"
+        "all 4 ranks have joined all_reduce #42 (4.0 MiB), but it has not completed: "
+        "ranks 0-3 have waited in sync for 12 s. The likely cause is the network, not a rank"
     )
     assert finding.ranks == ()
     assert "NCCL_DEBUG" in finding.advice
@@ -245,8 +248,8 @@ def test_ranks_that_wait_for_the_same_rank_in_another_group_are_in_the_same_find
 
     assert finding.ranks == (3,)
     assert finding.message.startswith(
-        "rank 3 has not joined all_reduce #42 (4.0M): ranks 0-1 wait in sync for 9s and rank 2 in "
-        "all_reduce #7 (4.0M) of group side. rank 3 is in data"
+        "rank 3 has not joined all_reduce #42 (4.0 MiB): ranks 0-1 have waited in sync for 9 s and rank 2 in "
+        "all_reduce #7 (4.0 MiB) of group side. rank 3 has been in data"
     )
 
 
@@ -260,7 +263,7 @@ def test_a_report_of_a_rank_that_was_stopped_just_after_it_is_outdated():
 def test_the_time_that_is_left_is_reported_with_the_stall():
     finding = only(stall(look(with_timeout(12, 1800))))
 
-    assert "wait in sync for 12s, timeout in 29m 48s. " in finding.message
+    assert "have waited in sync for 12 s, timeout in 29 min 48 s. " in finding.message
     assert (finding.evidence["timeout_s"], finding.evidence["left_s"]) == (1800.0, 1788.0)
 
 
@@ -277,8 +280,8 @@ def test_the_countdown_is_that_of_the_group_whose_timeout_fires_first():
 
     assert stall(look(state)) == []
     assert (finding.ranks, finding.subject) == ((1,), "crossed groups")
-    assert finding.message.startswith("rank 1 is out of line: the ranks wait for each other in different groups: ")
-    assert "timeout in 11s" in finding.message
+    assert finding.message.startswith("rank 1 waits in a different process group than the others: ")
+    assert "timeout in 11 s" in finding.message
     assert finding.evidence["left_s"] == 11.0
 
 
@@ -376,8 +379,8 @@ def test_only_some_of_very_many_missing_ranks_are_asked_for_their_stacks():
 @pytest.mark.parametrize(
     ("hosts", "held_by", "reported"),
     [
-        (("node-a", "node-a", "node-b"), "", "host node-b cannot be reached, or the rank is stopped"),
-        (("node-a", "node-b", "node-b"), "", "stopped, or something holds Python's lock"),
+        (("node-a", "node-a", "node-b"), "", "host node-b is unreachable, or the rank is stopped"),
+        (("node-a", "node-b", "node-b"), "", "it is stopped, or a thread holds the GIL"),
         (("node-a", "node-a", "node-b"), "signal", "its process was stopped by a signal"),
     ],
 )
@@ -388,7 +391,7 @@ def test_a_rank_of_another_host_that_was_never_heard_may_be_out_of_reach(hosts, 
     finding = only(stall(look(state)))
 
     assert finding.message.endswith(f"rank 2 (node-b, pid 1002) does not answer: {reported}")
-    assert ("whether the host answers" in finding.advice) == ("reached" in reported)
+    assert ("whether the host responds" in finding.advice) == ("unreachable" in reported)
 
 
 def test_a_rank_that_was_stuck_before_the_viewer_attached_is_named_by_its_silence():
@@ -399,8 +402,8 @@ def test_a_rank_that_was_stuck_before_the_viewer_attached_is_named_by_its_silenc
 
     assert finding.ranks == (2,)
     assert finding.message == (
-        "rank 2 has most likely not joined all_reduce #42 (4.0M): ranks 0-1 wait in sync for 12s. "
-        "rank 2 (pid 1002) does not answer: stopped, or something holds Python's lock"
+        "rank 2 has most likely not joined all_reduce #42 (4.0 MiB): ranks 0-1 have waited in sync for 12 s. "
+        "rank 2 (pid 1002) does not answer: it is stopped, or a thread holds the GIL"
     )
 
 

@@ -39,7 +39,8 @@ def test_a_rank_that_has_ended_is_described_by_its_activity_and_not_as_silent():
     state.tick(state.now_ns + 9 * SECOND)
 
     assert only(timeout(look(state))).message.endswith(
-        "rank 2 had not joined it. rank 2 was in data for 13s, at nap (train.py:88)"
+        "rank 2 had not joined a collective: ranks 0-1, 3 timed out. "
+        "rank 2 had been in data for 13 s, at nap (train.py:88)"
     )
 
 
@@ -47,7 +48,7 @@ def test_a_timeout_names_a_rank_that_was_missing_in_two_groups_once():
     finding = only(timeout(look(failed(missing_in_two_groups(), {0: GLOO, 1: GLOO}))))
 
     assert finding.ranks == (3,)
-    assert finding.message.count("rank 3 is in data") == 1
+    assert finding.message.count("rank 3 has been in data") == 1
     assert finding.evidence["culprits"] == 1
 
 
@@ -72,9 +73,7 @@ def test_a_timeout_that_is_near_names_the_missing_rank_where_no_other_rule_does(
     assert stall(look(in_a_pause())) == []
     finding = only(timeout(look(in_a_pause())))
 
-    assert finding.message == (
-        "torch ends the job in 15s unless all_reduce #42 (4.0M) completes, rank 1 not having joined it"
-    )
+    assert finding.message == ("rank 1 has not joined all_reduce #42 (4.0 MiB): torch aborts the job in 15 s")
     assert (finding.ranks, finding.subject, finding.severity) == ((1,), "group 0", Severity.CRITICAL)
 
 
@@ -83,7 +82,7 @@ def test_a_timeout_that_is_near_although_all_have_joined_is_reported_with_the_ne
     evidence = look(halted({0: arrived, 1: arrived}))
     finding = only(stall(evidence))
 
-    assert "timeout in 15s" in finding.message
+    assert "timeout in 15 s" in finding.message
     assert (finding.urgent, finding.ranks) == (True, ())
     assert timeout(evidence) == []
 
@@ -93,7 +92,9 @@ def test_a_timeout_that_is_near_is_reported_where_a_rank_of_the_group_was_not_he
     evidence = look(halted({0: arrived, 1: arrived}))
 
     assert stall(evidence) == []
-    assert only(timeout(evidence)).message.endswith("although all ranks that are heard have joined it")
+    assert only(timeout(evidence)).message.startswith(
+        "all_reduce #42 (4.0 MiB) has not completed, although all ranks with a heartbeat have joined it: "
+    )
 
 
 def test_a_rank_that_has_been_silent_until_the_others_gave_up_is_reported_once():
@@ -101,11 +102,11 @@ def test_a_rank_that_has_been_silent_until_the_others_gave_up_is_reported_once()
     evidence = look(failed(one_missing(heard_s={2: NOW_S - 20}), {0: GLOO, 1: GLOO, 3: GLOO}))
 
     assert only(timeout(evidence)).ranks == (2,)
-    assert "rank 2 is not heard for 20.0 s" in only(timeout(evidence)).message
+    assert "rank 2: no heartbeat for 20 s" in only(timeout(evidence)).message
     assert rank_lost(evidence) == []
     note = only(rank_failed(evidence))
     assert note.severity is Severity.INFO
-    assert note.message == "ranks 0-1, 3 failed after rank 2 fell silent, because of it: they waited in vain"
+    assert note.message == "ranks 0-1, 3 failed because rank 2 stopped sending heartbeats: timed out in a collective"
 
 
 @pytest.mark.parametrize("ended", [(1,), (1, 2), (0, 1, 2)])
@@ -123,7 +124,7 @@ def test_a_timeout_that_has_fired_in_one_group_names_the_rank_missing_in_the_oth
 
     assert finding.ranks == (1,)
     assert finding.message.startswith(
-        "rank 1 gave up waiting in a collective; rank 1 had not joined what the others waited for in group side"
+        "rank 1 had not joined what the others waited for in group side; rank 1 timed out"
     )
 
 
@@ -132,7 +133,7 @@ def test_a_timeout_of_ranks_that_waited_for_each_other_in_different_groups_blame
     finding = only(timeout(look(failed(state, {0: GLOO, 1: GLOO}))))
 
     assert finding.ranks == ()
-    assert finding.message.endswith("the ranks waited for each other in different groups")
+    assert finding.message.endswith("the ranks waited for each other in different process groups")
 
 
 def test_a_viewer_that_attaches_after_the_timeout_names_the_ranks_that_have_not_timed_out():
@@ -144,7 +145,8 @@ def test_a_viewer_that_attaches_after_the_timeout_names_the_ranks_that_have_not_
 
     assert finding.ranks == ()
     assert finding.message == (
-        "ranks 0-1, 3 gave up waiting in a collective; who had not joined it was not seen, but rank 2 has not given up"
+        "ranks 0-1, 3 timed out in a collective; which rank had not joined it was not observed, "
+        "but rank 2 has not timed out"
     )
 
 
@@ -160,7 +162,7 @@ def test_a_timeout_that_is_near_blames_no_rank_that_waits_in_another_group():
     finding = only(stall(look(state)))
 
     assert (finding.ranks, finding.subject) == ((2,), "group right")
-    assert "timeout in 5s" in finding.message, "of the group that waits for it"
+    assert "timeout in 5 s" in finding.message, "of the group that waits for it"
     assert timeout(look(state)) == []
 
 
@@ -168,12 +170,12 @@ def test_the_countdown_goes_on_without_beats_and_ends_at_any_moment():
     state, paused = with_timeout(1785, 1800), in_a_pause()
     for each in (state, paused):
         each.tick(each.now_ns + SECOND)
-    assert "timeout in 14s" in only(stall(look(state))).message
-    assert "in 14s" in only(timeout(look(paused))).message
+    assert "timeout in 14 s" in only(stall(look(state))).message
+    assert "in 14 s" in only(timeout(look(paused))).message
 
     for each in (state, paused):
         each.tick(each.now_ns + 20 * SECOND)
-    assert "its timeout is over" in only(stall(look(state))).message
+    assert "the timeout has expired" in only(stall(look(state))).message
     assert "at any moment" in only(timeout(look(paused))).message
 
 
@@ -183,9 +185,7 @@ def test_a_timeout_that_has_fired_names_the_rank_that_had_not_joined_and_not_the
     state.apply(wire.Bye(rank=0, seq=5, reason="failed", text=text, mono_ns=9), state.now_ns)
     finding = only(timeout(look(state)))
 
-    assert finding.message == (
-        "rank 0 gave up waiting in a collective; rank 1 had not joined it. rank 1 is in data for 13s"
-    )
+    assert finding.message == ("rank 1 had not joined a collective: rank 0 timed out. rank 1 has been in data for 13 s")
     assert (finding.ranks, finding.severity) == ((1,), Severity.CRITICAL)
     assert stall(look(state)) == [], "it is told once, although rank 2 still waits"
 
@@ -211,7 +211,7 @@ def test_a_viewer_that_attaches_after_the_timeout_names_the_same_rank_by_last_me
 
     assert first.message == second.message
     assert first.ranks == second.ranks == (2,)
-    assert second.evidence["rests_on"] == "last words of ranks 0-1, 3; signs of life of rank 2"
+    assert second.evidence["rests_on"] == "last messages of ranks 0-1, 3; heartbeats of rank 2"
 
 
 def test_last_messages_count_where_the_last_heartbeats_were_lost():
@@ -233,7 +233,7 @@ def test_with_last_messages_only_the_rank_that_joined_the_fewest_is_named():
         state.apply(bye, SECOND)
 
     assert only(timeout(look(state))).message == (
-        "ranks 0-1 gave up waiting in a collective; rank 1 had not joined what the others waited for in group 0"
+        "rank 1 had not joined what the others waited for in group 0; ranks 0-1 timed out"
     )
 
 
@@ -261,13 +261,13 @@ def test_a_timeout_after_a_desync_names_the_same_rank(seen, words):
 
     shape = "[1048576] Float" if seen else "[16] Float"
     assert finding.message == (
-        "ranks 0-3 gave up waiting in a collective; rank 1 was out of line at #126: "
-        f"all_reduce {shape} on ranks 0, 2-3 against broadcast {shape} on rank 1"
+        "rank 1 was in a different collective at #126: "
+        f"all_reduce {shape} on ranks 0, 2-3 vs broadcast {shape} on rank 1; ranks 0-3 timed out"
     )
     assert (finding.ranks, finding.severity) == ((1,), Severity.CRITICAL)
     assert "branch on the rank" in finding.advice
     assert desync(evidence) == stall(evidence) == rank_lost(evidence) == [], "it is told once"
-    assert only(rank_failed(evidence)).advice == "They were in different operations, which `timeout` tells."
+    assert only(rank_failed(evidence)).advice == "They were in different collectives: see the `timeout` alert."
 
 
 @pytest.mark.parametrize("seen", [True, False])
@@ -275,7 +275,7 @@ def test_a_timeout_after_a_desync_of_two_names_both(seen):
     finding = only(timeout(gave_up_in("all_reduce", "broadcast", seen=seen)))
 
     assert finding.ranks == (0, 1)
-    assert "; the ranks disagreed at #126: all_reduce " in finding.message
+    assert "the ranks were in different collectives at #126: all_reduce " in finding.message
 
 
 def test_the_minority_is_not_blamed_while_other_ranks_have_not_reported():
@@ -308,7 +308,7 @@ def test_a_timeout_of_which_nothing_was_seen_before_names_no_rank():
     finding = only(timeout(look(state)))
 
     assert finding.ranks == ()
-    assert "was not seen" in finding.message
+    assert "was not observed" in finding.message
 
 
 @pytest.mark.parametrize(("reason", "text"), [("failed", "ValueError: bad"), ("exit", GLOO), ("failed", "")])
@@ -323,7 +323,7 @@ def test_what_the_backends_watchdog_has_found_is_reported_before_the_process_end
     arrived = make_group(42, 700, size=2, error="TIMEOUT")
     finding = only(timeout(look(halted({0: arrived, 1: make_group(41, size=2)}))))
 
-    assert finding.message.startswith("rank 0 gave up waiting in a collective; rank 1 had not joined it. ")
+    assert finding.message.startswith("rank 1 had not joined a collective: rank 0 timed out. ")
     assert finding.ranks == (1,)
 
 

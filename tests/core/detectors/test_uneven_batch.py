@@ -26,7 +26,7 @@ def samples(*counts):
 def test_a_rank_with_fewer_samples_is_named():
     finding = only(uneven_batch(look(samples(32, 32, 32, 24))))
 
-    assert finding.message == "rank 3 trains on 24 samples a step, the others on 32"
+    assert finding.message == "rank 3 trains on 24 samples per step, the others on 32"
     assert finding.ranks == (3,)
     assert finding.severity is Severity.WARNING
     assert (finding.evidence["samples"], finding.evidence["least_samples"], finding.evidence["steps"]) == (32, 24, 20)
@@ -36,7 +36,7 @@ def test_a_rank_with_fewer_samples_is_named():
 def test_several_ranks_with_other_samples_are_named_with_their_span():
     finding = only(uneven_batch(look(samples(32, 32, 32, 24, 16))))
 
-    assert finding.message == "ranks 3-4 train on 16 to 24 samples a step, the others on 32"
+    assert finding.message == "ranks 3-4 train on 16 to 24 samples per step, the others on 32"
 
 
 def test_of_two_ranks_the_one_with_less_is_named():
@@ -49,7 +49,7 @@ def test_a_few_uneven_steps_are_enough_and_fewer_are_not(uneven_steps, found):
     findings = uneven_batch(look(make_run({0: train(), 1: train(), 2: short})))
 
     assert len(findings) == found
-    assert all(finding.message.endswith("on 32 in 3 of 20 steps") for finding in findings)
+    assert all(finding.message.endswith("on 32 · in 3 of 20 steps") for finding in findings)
 
 
 def test_batches_that_vary_everywhere_name_no_rank():
@@ -57,7 +57,7 @@ def test_batches_that_vary_everywhere_name_no_rank():
     finding = only(uneven_batch(look(make_run(varied))))
 
     assert finding.ranks == ()
-    assert finding.message == "the ranks train on different numbers of samples: 30 to 32 a step"
+    assert finding.message == "samples per step differ between ranks: 30 to 32"
 
 
 def test_unknown_sample_counts_are_not_compared():
@@ -80,7 +80,7 @@ def test_a_rank_that_ended_while_the_others_wait_for_it_is_critical(reason):
     finding = only(uneven_batch(look(ended_run(reason))))
 
     assert finding.message == (
-        "rank 1 has ended after 90 steps while the others go on: ranks 0, 2 in all-reduce for 2s"
+        "rank 1 exited after 90 steps, before the others: ranks 0, 2 have waited in all-reduce for 2 s"
     )
     assert finding.severity is Severity.CRITICAL
     assert finding.ranks == (1,)
@@ -207,11 +207,9 @@ def test_an_end_at_the_end_of_the_data_opens_one_alert_and_those_that_fail_witho
     end, after = sorted((alert.finding for alert in monitor.book.open.values()), key=lambda finding: -finding.severity)
     their = "its connection" if world == 2 else "their connections"
     assert end.message == (
-        f"rank {world - 1} has ended after 90 steps while the others go on: {names} lost {their} and failed"
+        f"rank {world - 1} exited after 90 steps, before the others: {names} lost {their} and failed"
     )
-    assert after.message == (
-        f"{names} failed after rank {world - 1} had ended at the end of its data, because of it: connection lost"
-    )
+    assert after.message == (f"{names} failed because rank {world - 1} exited at the end of its data: connection lost")
     assert (after.rule, after.severity) == ("rank-failed", Severity.INFO)
     assert after.evidence["text"] == CLOSED
 
@@ -257,8 +255,8 @@ def test_a_rank_that_waits_in_a_barrier_at_the_end_of_its_data_has_left_its_loop
     finding = only(uneven_batch(look(state)))
 
     assert finding.message == (
-        "rank 1 has come to the end of its data after 90 steps, and waits in a barrier: "
-        "ranks 0, 2 wait in sync for 9s in all_reduce #42 (4.0M). rank 1 is in data for 9s"
+        "rank 1 ran out of data after 90 steps and waits in a barrier: "
+        "ranks 0, 2 have waited in sync for 9 s in all_reduce #42 (4.0 MiB). rank 1 has been in data for 9 s"
     )
     assert (finding.ranks, finding.severity) == ((1,), Severity.CRITICAL)
     assert desync(look(state)) == [], "it is told once"
@@ -290,10 +288,10 @@ def test_a_rank_whose_data_has_ended_and_that_does_something_else_is_reported_wi
     finding = only(uneven_batch(evidence))
 
     assert finding.message.startswith(
-        "rank 1 has come to the end of its data after 90 steps, and has not joined all_reduce #42 (4.0M): ranks 0, 2"
+        "rank 1 ran out of data after 90 steps and has not joined all_reduce #42 (4.0 MiB): ranks 0, 2"
     )
     assert "timeout in" in finding.message
-    assert finding.message.endswith(". rank 1 is in data for 13s"), "that its data has ended is told once"
+    assert finding.message.endswith(". rank 1 has been in data for 13 s"), "that its data has ended is told once"
     assert (finding.ranks, finding.evidence["op"]) == ((1,), "all_reduce")
     assert stall(evidence) == [], "it is told once"
 

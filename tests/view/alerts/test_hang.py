@@ -58,8 +58,10 @@ def test_the_time_of_a_hang_that_the_run_did_not_come_out_of_is_lost_time():
 def test_a_hang_has_a_banner_with_the_time_left():
     lines = hang_lines(hanging(), 100)
 
-    assert texts(lines)[0] == ("✖ rank 2 has not joined all_reduce #1042 (4.0M): ranks 0-1, 3 wait in sync for 12s")
-    assert "rank 2 is in data for 12s" in page(lines)
+    assert texts(lines)[0] == (
+        "✖ rank 2 has not joined all_reduce #1042 (4.0 MiB): ranks 0-1, 3 have waited in sync for 12 s"
+    )
+    assert "rank 2 has been in data for 12 s" in page(lines)
     assert "9m 48s left of 10m 00s until torch ends the job x its stack" in page(lines)
 
 

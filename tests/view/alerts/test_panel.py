@@ -34,7 +34,7 @@ def test_the_most_urgent_alert_comes_first_in_whole_sentences(bad):
 
     assert lines[0].startswith("✖ rank-failed: rank 1")
     assert "[bold red]x[/]" in page(alert_panel(bad, 60, 40))
-    assert re.search(r"straggler: rank 2 is slow in backward: .* of its time", page(alert_panel(bad, 60, 40)))
+    assert re.search(r"straggler: rank 2 slow in backward: .* throughput", page(alert_panel(bad, 60, 40)))
 
 
 def test_advice_is_shown_where_there_is_room_for_it(slow):

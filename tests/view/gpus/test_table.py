@@ -254,7 +254,7 @@ def test_the_details_name_processes_and_why_figures_are_absent():
     assert "power, power limit: not supported; Xid errors: no permission" in reported
     assert "30/80G (38%): torch 27G, rest of this process 2.0G, others 1.0G; tensors 20G, at most 25G" in reported
     assert "NVLink 24G/s out, –/s in" in reported
-    assert "Xid 79, it has fallen off the bus" in reported
+    assert "Xid 79, GPU has fallen off the bus" in reported
 
 
 def test_the_curves_show_the_same_time_on_scales_of_their_own():
