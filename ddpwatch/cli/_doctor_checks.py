@@ -23,10 +23,11 @@ import ddpwatch
 from ddpwatch import rundir
 from ddpwatch.core.state.sanitize import NAME_CHARS, NOTE_CHARS, sanitize
 from ddpwatch.errors import DdpwatchError
-from ddpwatch.sources.find_run import HOW_TO_START, SHORT_ID_CHARS, alive_ranks, live_runs
+from ddpwatch.sources.find_run import NO_RUN_CHECKS, SHORT_ID_CHARS, alive_ranks, live_runs, no_run_text
 from ddpwatch.version import VERSION
-from ddpwatch.view.cells import Cell, Level
+from ddpwatch.view.cells import Cell, Level, line_columns
 from ddpwatch.view.gpus.detail import NAMES
+from ddpwatch.view.layout import paragraph
 from ddpwatch.wire import ranges
 
 if TYPE_CHECKING:
@@ -72,12 +73,16 @@ def check_all() -> list[Check]:
     return [*_versions(), _curve(), _open_files(), _torch(), *_nvidia(), *_run_directory()]
 
 
-def checkup_lines(checks: Sequence[Check]) -> list[Line]:
-    """One line per check."""
+def checkup_lines(checks: Sequence[Check], columns: int) -> list[Line]:
+    """The mark and name of each check, with its text wrapped beside them."""
     longest = max(len(check.name) for check in checks)
-    return [
-        [MARKS[check.verdict], Cell(check.name.ljust(longest + 2), Level.STRONG), Cell(check.text)] for check in checks
-    ]
+    lines: list[Line] = []
+    for check in checks:
+        lead = [MARKS[check.verdict], Cell(check.name.ljust(longest + 2), Level.STRONG)]
+        for text in check.text.splitlines():
+            lines += paragraph(text, columns, lead=lead)
+            lead = [Cell(" " * line_columns(lead))]
+    return lines
 
 
 def checkup_object(checks: Sequence[Check]) -> dict[str, Any]:
@@ -200,7 +205,7 @@ def _run_directory() -> Iterator[Check]:
         alive = f"{len(alive_ranks(run))} of {run.world_size} ranks alive"
         yield Check("live run", "ok", f"{run.id[:SHORT_ID_CHARS]} ({sanitize(run.name, NAME_CHARS)}), {alive}")
     if not runs:
-        yield Check("live run", "ok", HOW_TO_START)
+        yield Check("live run", "ok", "\n".join([sanitize(no_run_text(), NOTE_CHARS), *NO_RUN_CHECKS]))
 
 
 def _exists(base: Path) -> bool:

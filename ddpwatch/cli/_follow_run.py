@@ -42,22 +42,24 @@ def deadline_ns(for_s: float | None) -> int | None:
 
 def wait_for_run(selector: str | None, until_ns: int | None) -> RunFile:
     """Wait for the run to appear, at most until `until_ns`. A path must exist at once."""
+    from ddpwatch import rundir
     from ddpwatch.sources.find_run import is_path
 
     reported = False
     while True:
         try:
             return find_run(selector)
-        except NoSuchRun:
+        except NoSuchRun as error:
+            missing = error
             if selector is not None and is_path(selector):
                 raise
         if not reported:
             which = "a run" if selector is None else f"run {selector!r}"
-            say(f"waiting for {which}; add ddpwatch.agent.install(model) to the script")
+            say(f"waiting for {which} in {rundir.base_path()}; if the job is running, see `ddpwatch doctor`")
             reported = True
         left_s = RECHECK_S if until_ns is None else (until_ns - time.monotonic_ns()) / 1e9
         if left_s <= 0:
-            raise NoSuchRun("no run was seen in that time")
+            raise NoSuchRun(f"gave up waiting: {missing}", missing.hints)
         time.sleep(min(RECHECK_S, left_s))
 
 

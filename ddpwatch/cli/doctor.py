@@ -6,7 +6,7 @@ import json
 
 import click
 
-from ddpwatch.cli._terminal import show
+from ddpwatch.cli._terminal import show, terminal_size
 
 
 @click.command("doctor")
@@ -23,6 +23,6 @@ def command(context: click.Context, *, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(checkup_object(checks), indent=2))
     else:
-        show(checkup_lines(checks))
+        show(checkup_lines(checks, terminal_size()[0]))
     if any(check.verdict == "bad" for check in checks):
         context.exit(1)

@@ -81,7 +81,7 @@ def main() -> None:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run one command and return its exit code. Errors are one line on stderr; DDPWATCH_DEBUG shows the traceback."""
+    """Run one command and return its exit code. Errors go to stderr; DDPWATCH_DEBUG shows the traceback."""
     if _COMPLETE in os.environ:
         group.main(list(arguments), prog_name="ddpwatch", complete_var=_COMPLETE)
     _prepare_streams()
@@ -96,7 +96,7 @@ def run(arguments: Sequence[str]) -> int:
     except click.ClickException as error:
         return _refuse(error)
     except DdpwatchError as error:
-        return _say(str(error), error.exit_code)
+        return _say(str(error), error.exit_code, error.hints)
     except (KeyboardInterrupt, click.Abort):
         return INTERRUPTED
     except Exception as error:
@@ -128,10 +128,12 @@ def _refuse(error: click.ClickException) -> int:
     return _say(error.format_message() + hint, error.exit_code)
 
 
-def _say(text: str, exit_code: int) -> int:
+def _say(text: str, exit_code: int, hints: Sequence[str] = ()) -> int:
     from ddpwatch.cli._terminal import say
 
     say(f"ddpwatch: {text}")
+    for hint in hints:
+        say(f"  {hint}")
     return exit_code
 
 

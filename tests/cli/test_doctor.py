@@ -22,7 +22,7 @@ def test_a_usable_machine_is_reported_with_words_and_marks(ddpwatch, run_dir):
     for name in ("python", "ddpwatch", "torch", "pyzmq", "CURVE", "msgspec", "textual", "psutil", "NVIDIA"):
         assert f" {name} " in done.stdout
     assert f"✔ ok   run directory  {run_dir} is private to you" in done.stdout
-    assert "nothing is running" in done.stdout
+    assert f"no run found in {run_dir}" in done.stdout
 
 
 def test_live_runs_and_garbage_are_named(ddpwatch, run_dir):

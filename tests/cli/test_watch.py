@@ -19,7 +19,7 @@ from tests.builders.fake_rank import FakeRun
 from tests.cli.cli_child import GIVE_UP_S
 
 ESCAPE = "\x1b"
-WAITING = "waiting for a run; add ddpwatch.agent.install(model) to the script\n"
+WAITING = "waiting for a run in {}; if the job is running, see `ddpwatch doctor`\n"
 ALERT_KEYS = {
     "schema", "event", "run", "rule", "severity", "ranks", "phase", "phases", "message", "advice", "cost", "evidence",
     "since",
@@ -186,7 +186,7 @@ def test_a_run_whose_processes_are_all_killed_ends_badly(start_ddpwatch, run_dir
 
 def test_it_waits_for_a_run_to_start(start_ddpwatch, run_dir):
     child = start_ddpwatch("watch")
-    assert child.stderr.readline() == WAITING
+    assert child.stderr.readline() == WAITING.format(run_dir)
     with FakeRun(run_dir, 1) as run:
         wait_until_followed(run)
         say_goodbye(run)
@@ -199,7 +199,7 @@ def test_it_waits_for_a_run_to_start(start_ddpwatch, run_dir):
 def test_it_waits_for_the_run_that_was_named(start_ddpwatch, run_dir):
     with FakeRun(run_dir, 1, run_id="0123456789abcdef", name="other") as other:
         child = start_ddpwatch("watch", "mine")
-        assert child.stderr.readline() == WAITING.replace("a run", "run 'mine'")
+        assert child.stderr.readline() == WAITING.format(run_dir).replace("a run", "run 'mine'", 1)
         with FakeRun(run_dir, 1, name="mine") as run:
             wait_until_followed(run)
             say_goodbye(run)
@@ -210,11 +210,11 @@ def test_it_waits_for_the_run_that_was_named(start_ddpwatch, run_dir):
     assert "(mine) has ended" in err
 
 
-def test_waiting_ends_with_its_time(ddpwatch):
+def test_waiting_ends_with_its_time(ddpwatch, run_dir):
     done = ddpwatch("watch", "--for", "0.2")
 
     assert (done.returncode, done.stdout) == (3, "")
-    assert done.stderr == WAITING + "ddpwatch: no run was seen in that time\n"
+    assert done.stderr.startswith(f"{WAITING.format(run_dir)}ddpwatch: gave up waiting: no run found in {run_dir} ")
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -231,7 +231,7 @@ def test_control_c_and_a_plain_kill_end_it_with_a_summary(start_ddpwatch, slow_r
 
 def test_control_c_while_waiting_is_quiet(start_ddpwatch, run_dir):
     child = start_ddpwatch("watch")
-    assert child.stderr.readline() == WAITING
+    assert child.stderr.readline() == WAITING.format(run_dir)
     child.send_signal(signal.SIGINT)
 
     assert finish(child) == (130, "", "")
