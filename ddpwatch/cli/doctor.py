@@ -13,9 +13,9 @@ from ddpwatch.cli._terminal import show, terminal_size
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")
 @click.pass_context
 def command(context: click.Context, *, as_json: bool) -> None:
-    """Check this machine: versions, the run directory, live runs, and what can be measured.
+    """Check this machine: versions, the run directory, live runs, and which figures can be measured.
 
-    Ends with exit code 1 if something makes ddpwatch unusable here.
+    Exits with 1 if ddpwatch cannot be used here.
     """
     from ddpwatch.cli._doctor_checks import check_all, checkup_lines, checkup_object
 

@@ -87,9 +87,9 @@ def test_no_command_shows_the_help(started_ddpwatch):
         (["status", "./x"], 3, "no run at x: No such file"),
         (["frobnicate"], 2, "No such command 'frobnicate'"),
         (["status", "--frobnicate"], 2, "--frobnicate"),
-        (["status", "--every", "nan"], 2, "no number of seconds"),
-        (["status", "--every", "0"], 2, "no number of seconds"),
-        (["status", "--timeout", "soon"], 2, "no number of seconds"),
+        (["status", "--every", "nan"], 2, "is not a number of seconds"),
+        (["status", "--every", "0"], 2, "is not a number of seconds"),
+        (["status", "--timeout", "soon"], 2, "is not a number of seconds"),
         (["status", "a", "b"], 2, "unexpected extra argument"),
     ],
 )

@@ -73,7 +73,7 @@ def test_following_appends_blocks_and_ends_with_the_run(start_ddpwatch, slow_run
     assert "resnet50" in first[0]
     assert child.wait(30) == 0
     assert "■ ended" in rest
-    assert rest.splitlines()[-1] == "run ab12cd34 has ended: its ranks said goodbye"
+    assert rest.splitlines()[-1] == "run ab12cd34 has ended: all ranks have exited"
     assert child.stderr.read() == ""
 
 
