@@ -1,5 +1,6 @@
 """Errors that a user may see, each with the exit code of its command."""
 
+from collections.abc import Sequence
 from typing import Final
 
 INTERRUPTED: Final = 130
@@ -7,9 +8,13 @@ INTERRUPTED: Final = 130
 
 
 class DdpwatchError(Exception):
-    """Base of all errors: shown as one line on stderr, without a traceback. The text says what to do."""
+    """Base of all errors: shown on stderr without a traceback, as one line that says what to do, and one per hint."""
 
     exit_code = 1
+
+    def __init__(self, text: str = "", hints: Sequence[str] = ()) -> None:
+        super().__init__(text)
+        self.hints = hints
 
 
 class UsageError(DdpwatchError):
@@ -23,7 +28,7 @@ class RunDirRefused(DdpwatchError):
 
 
 class NoSuchRun(DdpwatchError):
-    """No run of that name or id is known here."""
+    """No live run matches, or the run has exited."""
 
     exit_code = 3
 

@@ -31,9 +31,14 @@ CommandT = TypeVar("CommandT", bound="Callable[..., Any]")
 
 def limit_options(command: CommandT) -> CommandT:
     """Add `--limit` and `--config`, as the parameters `limit` and `config`, to a command that evaluates rules."""
-    command = click.option("--config", metavar="FILE", help=f"Read limits from here, not from ./{OWN_FILE}.")(command)
+    command = click.option(
+        "--config", metavar="FILE", help=f"Read thresholds from this TOML file.  [default: ./{OWN_FILE}]"
+    )(command)
     return click.option(
-        "--limit", multiple=True, metavar="RULE.KEY=NUMBER", help="Set one limit, as straggler.share=0.03; repeatable."
+        "--limit",
+        multiple=True,
+        metavar="RULE.KEY=NUMBER",
+        help="Set a threshold, such as straggler.share=0.03; repeatable.",
     )(command)
 
 
@@ -73,7 +78,7 @@ def _section(project: dict[str, Any]) -> dict[str, Any]:
     tool = project.get("tool", {})
     section = tool.get("ddpwatch", {}) if isinstance(tool, dict) else {}
     if not isinstance(section, dict):
-        raise UsageError(f"{PROJECT_FILE}: tool.ddpwatch is no table")
+        raise UsageError(f"{PROJECT_FILE}: tool.ddpwatch is not a table")
     return section
 
 
@@ -81,33 +86,33 @@ def _read(path: Path, where: str) -> dict[str, Any]:
     try:
         # Opening a pipe that has no writer would block.
         if not stat.S_ISREG(path.stat().st_mode):
-            raise UsageError(f"{where}: that is no regular file")
+            raise UsageError(f"{where}: not a regular file")
         with path.open("rb") as file:
             text = file.read(MAX_FILE_BYTES + 1)
     except (OSError, ValueError) as error:
-        raise UsageError(f"{where}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
+        raise UsageError(f"{where}: cannot read it: {getattr(error, 'strerror', None) or error}") from None
     if len(text) > MAX_FILE_BYTES:
-        raise UsageError(f"{where}: is too large for a file of settings")
+        raise UsageError(f"{where}: too large for a configuration file")
     try:
         return _parse(text.decode())
     except UnicodeDecodeError:
-        raise UsageError(f"{where}: is no TOML: not in UTF-8") from None
+        raise UsageError(f"{where}: not valid TOML: not in UTF-8") from None
     except (ValueError, RecursionError) as error:
-        raise UsageError(f"{where}: is no TOML: {error}") from None
+        raise UsageError(f"{where}: not valid TOML: {error}") from None
 
 
 def _read_setting(setting: str, where: str) -> tuple[str, str, Any]:
     name, equals, text = setting.partition("=")
     group, _, key = name.strip().partition(".")
     if not equals or not group or not key or "." in key:
-        raise UsageError(f"{where}: is not of the form RULE.KEY=NUMBER, as in straggler.share=0.03")
+        raise UsageError(f"{where}: not of the form RULE.KEY=NUMBER, such as straggler.share=0.03")
     try:
         table = _parse(f"value = {text.strip()}")
     except (ValueError, RecursionError):
         table = {}
     value = table.get("value")
     if set(table) != {"value"} or isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise UsageError(f"{where}: limit {group}.{key}: {text.strip() or 'nothing'!r} is no number")
+        raise UsageError(f"{where}: limit {group}.{key}: {text.strip() or 'nothing'!r} is not a number")
     return group, key, value
 
 
@@ -116,7 +121,7 @@ def _refuse_non_finite(table: dict[str, Any], where: str) -> None:
     for group, keys in table.items():
         for key, value in keys.items() if isinstance(keys, dict) else ():
             if isinstance(value, float) and not math.isfinite(value):
-                raise UsageError(f"{where}: limit {group}.{key}: {value} is no limit")
+                raise UsageError(f"{where}: limit {group}.{key}: {value} is not a finite number")
 
 
 def _parse(text: str) -> dict[str, Any]:

@@ -70,7 +70,7 @@ def training(
     `pace` is the speed of the schedule, `lag` the delay of its slow rank in healthy steps; None = the job's default.
     """
     if importlib.util.find_spec("torch") is None:
-        raise DdpwatchError("the demo trains for real and needs torch; install it with: pip install 'ddpwatch[torch]'")
+        raise DdpwatchError("the demo needs torch: pip install 'ddpwatch[torch]', or try `ddpwatch demo --simulated`")
     place = make_demo_dir()
     base, log = place / "run", place / "log"
     environment = {**os.environ, "DDPWATCH_RUN_DIR": str(base), "OMP_NUM_THREADS": "1"}
@@ -110,11 +110,11 @@ def _started(job: list[subprocess.Popen[bytes]], base: Path, log: Path) -> rundi
             return runs[0]
         ended = [rank.returncode for rank in job if rank.poll() is not None]
         if ended:
-            raise DdpwatchError(f"a rank of the demo ended with code {ended[0]}: {_last_line(log)}")
+            raise DdpwatchError(f"a rank of the demo exited with code {ended[0]}: {_last_line(log)}")
         time.sleep(POLL_S)
     raise DdpwatchError(f"the demo's training did not start within {START_S:.0f} s: {_last_line(log)}")
 
 
 def _last_line(log: Path) -> str:
     lines = log.read_text(errors="replace").strip().splitlines()
-    return lines[-1] if lines else "it said nothing"
+    return lines[-1] if lines else "no output"

@@ -23,10 +23,11 @@ import ddpwatch
 from ddpwatch import rundir
 from ddpwatch.core.state.sanitize import NAME_CHARS, NOTE_CHARS, sanitize
 from ddpwatch.errors import DdpwatchError
-from ddpwatch.sources.find_run import HOW_TO_START, SHORT_ID_CHARS, alive_ranks, live_runs
+from ddpwatch.sources.find_run import NO_RUN_CHECKS, SHORT_ID_CHARS, alive_ranks, live_runs, no_run_text
 from ddpwatch.version import VERSION
-from ddpwatch.view.cells import Cell, Level
+from ddpwatch.view.cells import Cell, Level, line_columns
 from ddpwatch.view.gpus.detail import NAMES
+from ddpwatch.view.layout import paragraph
 from ddpwatch.wire import ranges
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ RUN_FILE: Final = (
     "import sys; sys.path = [place for place in sys.path if place]; import runpy; "
     "runpy.run_path(sys.argv[1], run_name='__main__')"
 )
-NO_GPUS: Final = "GPU figures are not available; CPU % and RSS are shown instead"
+NO_GPUS: Final = "no GPU figures; CPU % and resident memory are shown instead"
 
 Verdict: TypeAlias = Literal["ok", "warn", "bad"]
 MARKS: Final[dict[Verdict, Cell]] = {
@@ -72,12 +73,16 @@ def check_all() -> list[Check]:
     return [*_versions(), _curve(), _open_files(), _torch(), *_nvidia(), *_run_directory()]
 
 
-def checkup_lines(checks: Sequence[Check]) -> list[Line]:
-    """One line per check."""
+def checkup_lines(checks: Sequence[Check], columns: int) -> list[Line]:
+    """The mark and name of each check, with its text wrapped beside them."""
     longest = max(len(check.name) for check in checks)
-    return [
-        [MARKS[check.verdict], Cell(check.name.ljust(longest + 2), Level.STRONG), Cell(check.text)] for check in checks
-    ]
+    lines: list[Line] = []
+    for check in checks:
+        lead = [MARKS[check.verdict], Cell(check.name.ljust(longest + 2), Level.STRONG)]
+        for text in check.text.splitlines():
+            lines += paragraph(text, columns, lead=lead)
+            lead = [Cell(" " * line_columns(lead))]
+    return lines
 
 
 def checkup_object(checks: Sequence[Check]) -> dict[str, Any]:
@@ -97,16 +102,16 @@ def _versions() -> Iterator[Check]:
         if found := _installed(package):
             yield Check(package, "ok", found)
         elif package == "textual":
-            yield Check(package, "warn", "missing: no dashboard; run: pip install textual")
+            yield Check(package, "warn", "missing, needed for the dashboard; run: pip install textual")
         else:
             yield Check(package, "bad", f"missing; run: pip install {package}")
 
 
 def _curve() -> Check:
     if zmq.has("curve"):
-        return Check("CURVE", "ok", "available: runs can be watched over TCP, always encrypted")
-    lost = "no TCP, so ranks of other hosts cannot be watched"
-    return Check("CURVE", "warn", f"libzmq was built without it: {lost}; reinstall pyzmq from a wheel")
+        return Check("CURVE", "ok", "available: encrypted TCP to watch runs on other hosts")
+    lost = "ranks on other hosts cannot be watched"
+    return Check("CURVE", "warn", f"libzmq was built without encryption: {lost}; reinstall pyzmq from a wheel")
 
 
 def _open_files() -> Check:
@@ -114,20 +119,20 @@ def _open_files() -> Check:
     _, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard_limit == resource.RLIM_INFINITY or hard_limit >= MANY_FILES:
         return Check("open files", "ok", "enough for thousands of ranks")
-    return Check("open files", "warn", f"at most {hard_limit}: larger runs cannot be watched whole; raise `ulimit -Hn`")
+    return Check("open files", "warn", f"at most {hard_limit}, one is needed per rank; raise it with `ulimit -Hn`")
 
 
 def _torch() -> Check:
     """Check the torch of this environment; the training may use another one."""
     found = _installed("torch")
     if found is None:
-        return Check("torch", "ok", "not installed here: fine for watching, training needs it where it runs")
+        return Check("torch", "ok", "not installed here: only training needs it")
     version = _release(found)
     if version < AGENT_TORCH:
-        return Check("torch", "warn", f"{found} is too old to train with ddpwatch.agent (2.4 or newer); watching works")
+        return Check("torch", "warn", f"{found} is too old for ddpwatch.agent, which needs 2.4; watching works")
     if version < FLIGHT_RECORDER_TORCH:
-        return Check("torch", "ok", f"{found}; flight recorder for gloo needs 2.8, without it hangs show less detail")
-    return Check("torch", "ok", f"{found}; flight recorder available for gloo and nccl")
+        return Check("torch", "ok", f"{found}; gloo's flight recorder needs 2.8: hangs show less detail with gloo")
+    return Check("torch", "ok", f"{found}; flight recorder available for gloo and NCCL")
 
 
 def _nvidia() -> Iterator[Check]:
@@ -142,7 +147,7 @@ def _nvidia() -> Iterator[Check]:
         if "gpu" in gpu:
             alike.setdefault((gpu["name"], _unreadable(gpu["figures"])), []).append(gpu["gpu"])
     for (name, missing), numbers in alike.items():
-        text = f"{name or 'of unknown name'}: {missing or 'all figures can be read'}"
+        text = f"{name or 'of unknown name'}: {missing or 'all figures are readable'}"
         yield Check(f"GPU {ranges(numbers)}", "warn" if missing else "ok", sanitize(text, NOTE_CHARS))
     if "why" in reported[-1]:
         yield Check("GPU", "warn", f"{reported[-1]['why']}; figures of further GPUs are late or absent")
@@ -155,7 +160,7 @@ def _unreadable(figures: dict[str, str]) -> str:
         if why:
             by_reason.setdefault(why, []).append(NAMES.get(name, name))
     if len(by_reason) == 1 and len(figures) == sum(map(len, by_reason.values())):
-        return f"nothing can be read ({next(iter(by_reason))})"
+        return f"no figure is readable ({next(iter(by_reason))})"
     return "; ".join(f"no {', '.join(names)} ({why})" for why, names in by_reason.items())
 
 
@@ -176,8 +181,8 @@ def _ask_driver(timeout_s: float = DRIVER_TIMEOUT_S) -> list[dict[str, Any]]:
             written = child.communicate(timeout=1)[0]
     reported: list[dict[str, Any]] = [json.loads(line) for line in written.splitlines() if line.endswith(b"}")]
     if late:
-        return [*reported, {"why": f"the NVIDIA driver does not answer within {timeout_s:.0f} s"}]
-    return reported or [{"why": "the NVIDIA driver could not be asked"}]
+        return [*reported, {"why": f"the NVIDIA driver did not answer within {timeout_s:.0f} s"}]
+    return reported or [{"why": "the NVIDIA driver could not be queried"}]
 
 
 def _run_directory() -> Iterator[Check]:
@@ -195,12 +200,12 @@ def _run_directory() -> Iterator[Check]:
         return
     yield Check("run directory", "ok", sanitize(f"{base} is private to you", NOTE_CHARS))
     for piece in garbage:
-        yield Check("garbage", "warn", sanitize(f"{piece.path} {piece.reason}", NOTE_CHARS))
+        yield Check("leftover", "warn", sanitize(f"{piece.path} {piece.reason}", NOTE_CHARS))
     for run in runs:
         alive = f"{len(alive_ranks(run))} of {run.world_size} ranks alive"
         yield Check("live run", "ok", f"{run.id[:SHORT_ID_CHARS]} ({sanitize(run.name, NAME_CHARS)}), {alive}")
     if not runs:
-        yield Check("live run", "ok", HOW_TO_START)
+        yield Check("live run", "ok", "\n".join([sanitize(no_run_text(), NOTE_CHARS), *NO_RUN_CHECKS]))
 
 
 def _exists(base: Path) -> bool:

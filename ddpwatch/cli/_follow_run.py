@@ -26,7 +26,7 @@ def find_run(selector: str | None) -> RunFile:
 
     run = find(selector)
     if selector is not None and run.viewer_secret_key and is_readable_by_others(selector):
-        say(f"ddpwatch: warning: {selector} is a key that others may read; take it from them (chmod 600)")
+        say(f"ddpwatch: warning: {selector} holds a key and is readable by others; run: chmod 600 {selector}")
     return run
 
 
@@ -42,22 +42,24 @@ def deadline_ns(for_s: float | None) -> int | None:
 
 def wait_for_run(selector: str | None, until_ns: int | None) -> RunFile:
     """Wait for the run to appear, at most until `until_ns`. A path must exist at once."""
+    from ddpwatch import rundir
     from ddpwatch.sources.find_run import is_path
 
     reported = False
     while True:
         try:
             return find_run(selector)
-        except NoSuchRun:
+        except NoSuchRun as error:
+            missing = error
             if selector is not None and is_path(selector):
                 raise
         if not reported:
             which = "a run" if selector is None else f"run {selector!r}"
-            say(f"waiting for {which}; add ddpwatch.agent.install(model) to the script")
+            say(f"waiting for {which} in {rundir.base_path()}; if the job is running, see `ddpwatch doctor`")
             reported = True
         left_s = RECHECK_S if until_ns is None else (until_ns - time.monotonic_ns()) / 1e9
         if left_s <= 0:
-            raise NoSuchRun("no run was seen in that time")
+            raise NoSuchRun(f"gave up waiting: {missing}", missing.hints)
         time.sleep(min(RECHECK_S, left_s))
 
 
@@ -65,11 +67,11 @@ def say_missing_logs(patterns: Sequence[str]) -> None:
     """Name patterns that match no file: a typing error in one would be noticed too late."""
     for pattern in patterns:
         if not glob.glob(pattern, recursive=True):  # noqa: PTH207 - the pattern may be absolute
-            say(f"no file matches {pattern} yet; it is watched as soon as there is one")
+            say(f"no file matches {pattern} yet; files that appear later are watched")
 
 
 def summary(run: RunFile, ending: Ending | None, alerts: AlertCounts, more: Iterable[str] = ()) -> str:
-    """One line on how following the run ended; `ending` is None if the user interrupted it."""
+    """One line on how the run ended and its alerts; `ending` is None if the user interrupted it."""
     from ddpwatch.core.units import plural
 
     counts = alerts.by_severity()
@@ -91,9 +93,9 @@ def _ending_text(ending: Ending | None) -> str:
     from ddpwatch.view.outcome_text import bad_ranks_text, root_cause_text
 
     if ending is None:
-        return "goes on, no longer watched"
+        return "is still running; stopped watching"
     if ending.time_is_up:
-        return "goes on; the time for watching is up"
+        return "is still running; stopped watching after --for"
     if ending.bad:
         alert = ending.outcome.reported_by
         how = root_cause_text(ending.outcome) or bad_ranks_text(ending.outcome)
@@ -103,4 +105,4 @@ def _ending_text(ending: Ending | None) -> str:
 
 def end_of_watching(*, said_goodbye: bool) -> str:
     """Why there is nothing more to watch."""
-    return f"has ended: its {'ranks said goodbye' if said_goodbye else 'processes are gone'}"
+    return f"has ended: {'all ranks have exited' if said_goodbye else 'its processes are gone'}"

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 UNITS_S: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 MAX_SPAN_S: Final = 365 * 86_400
-"""Longest span of time an option accepts, in seconds: a year."""
+"""Longest duration an option accepts, in seconds: a year."""
 UNITS_BYTES: Final = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 MAX_BYTES: Final = 10**15
 """Largest size an option accepts, in bytes: 1 PB."""
@@ -31,7 +31,11 @@ MIN_KEEP_S: Final = 120
 """Shortest `--keep`, in seconds: a recording is cut at checkpoints, which are a minute apart."""
 MAX_NAME_CHARS: Final = 80
 """Max. length, in characters, of a run's name in a file name."""
-QUOTES: Final = "--log takes one file or one pattern, and a pattern in quotes: --log 'logs/**/*.log'"
+QUOTES: Final = "--log takes one file or one quoted pattern, such as --log 'logs/**/*.log'; repeat it for more"
+RUN_HELP: Final = (
+    "RUN is a run id or its first characters, a run's name, a job id, or the path of a ticket or run.json. It can be "
+    "left out if only one run is live."
+)
 
 CommandT = TypeVar("CommandT", bound="Callable[..., Any]")
 
@@ -67,17 +71,17 @@ def seconds(value: str) -> float:
     """Parse a number of seconds from 0.1 to a day."""
     span_s = number_of(value)
     if not 0.1 <= span_s <= 86_400:
-        raise click.BadParameter(f"{value!r} is no number of seconds between 0.1 and 86400")
+        raise click.BadParameter(f"{value!r} is not a number of seconds between 0.1 and 86,400")
     return span_s
 
 
 def span(value: str) -> float:
-    """Parse a span of time such as 60, 60s, 5m, 2h, 7d into seconds, from 0.1 to a year."""
+    """Parse a duration such as 60, 60s, 5m, 2h, 7d into seconds, from 0.1 to a year."""
     text = value.strip()
     unit_s = UNITS_S.get(text[-1:])
     span_s = number_of(text) if unit_s is None else number_of(text[:-1]) * unit_s
     if not 0.1 <= span_s <= MAX_SPAN_S:
-        raise click.BadParameter(f"{value!r} is no span of time such as 60, 60s, 5m or 2h")
+        raise click.BadParameter(f"{value!r} is not a duration such as 60, 60s, 5m or 2h")
     return span_s
 
 
@@ -87,7 +91,7 @@ def size(value: str) -> int:
     unit = text[-1:] if text[-1:] in UNITS_BYTES else ""
     size_bytes = number_of(text.removesuffix(unit)) * UNITS_BYTES[unit]
     if not 1 <= size_bytes <= MAX_BYTES:
-        raise click.BadParameter(f"{value!r} is no size such as 500MB or 2GB")
+        raise click.BadParameter(f"{value!r} is not a size such as 500MB or 2GB")
     return int(size_bytes)
 
 
@@ -98,25 +102,25 @@ def retention_options(command: CommandT) -> CommandT:
         "max_bytes",
         type=size,
         metavar="SIZE",
-        help="Let the oldest go when the file is larger: 500MB, 2GB; at least 10MB.",
+        help="Max. size of the file: 500MB, 2GB; at least 10MB. The oldest data is deleted.",
     )(command)
     return click.option(
         "--keep",
         "keep_s",
         type=span,
-        metavar="SPAN",
-        help="Let go of what is older than this, to the minute: 90m, 24h, 7d; at least 2m.",
+        metavar="DURATION",
+        help="Delete data older than this: 90m, 24h, 7d; at least 2m. Precise to the minute.",
     )(command)
 
 
 def check_retention(file: str | None, keep_s: float | None, max_bytes: int | None) -> None:
     """Refuse `--keep` and `--max` without a file, or below their minimum."""
     if file is None and (keep_s is not None or max_bytes is not None):
-        raise click.UsageError("--keep and --max are for a recording; name its file with --record FILE")
+        raise click.UsageError("--keep and --max apply to a recording; add --record FILE")
     if keep_s is not None and keep_s < MIN_KEEP_S:
-        raise click.BadParameter(f"--keep is at least {MIN_KEEP_S // 60}m")
+        raise click.BadParameter(f"--keep must be at least {MIN_KEEP_S // 60}m")
     if max_bytes is not None and max_bytes < MIN_BYTES:
-        raise click.BadParameter(f"--max is at least {MIN_BYTES // 1_000_000}MB")
+        raise click.BadParameter(f"--max must be at least {MIN_BYTES // 1_000_000}MB")
 
 
 def safe_file_name(run_name: str) -> str:
@@ -141,7 +145,7 @@ def recorder_of(file: str | Path | None, keep_s: float | None, max_bytes: int | 
     from ddpwatch.recording.writer import Recorder
 
     if str(file) == "-":
-        raise UsageError("a recording is a file that is written here and there, and cannot go to stdout; name a file")
+        raise UsageError("a recording cannot go to stdout, because it is written out of order; name a file")
     recorder = Recorder(Path(file), keep_s=keep_s, max_bytes=max_bytes, say=lambda text: say(f"ddpwatch: {text}"))
     with contextlib.closing(recorder):
         yield recorder
@@ -153,11 +157,14 @@ def recording_summary(recorder: Recorder) -> str:
 
     lost = ""
     if recorder.incomplete:
-        what = plural(recorder.dropped_frames, "frame") if recorder.dropped_frames else "the end of it"
-        lost = f"{what} could not be kept: {recorder.reason}"
+        what = plural(recorder.dropped_frames, "frame") if recorder.dropped_frames else "the end of the run"
+        lost = f"{what} could not be written: {recorder.reason}"
     if not recorder.written:
         return f"nothing was recorded in {recorder.path}: {lost}" if lost else "nothing was recorded"
-    kept, frames = f"{recorder.path} is gone", plural(recorder.written, "more frame" if recorder.goes_on else "frame")
+    kept, frames = (
+        f"{recorder.path} was removed",
+        plural(recorder.written, "more frame" if recorder.goes_on else "frame"),
+    )
     with contextlib.suppress(OSError):
         kept = f"{frames} in {recorder.path} ({recorder.path.stat().st_size / 1e6:.1f} MB)"
     return f"{kept}, {lost}" if lost else kept

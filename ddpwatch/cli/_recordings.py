@@ -21,7 +21,7 @@ baseline_option: Final = click.option(
     "--baseline",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="A recording of the same training in one process: tell how well the ranks scale against it.",
+    help="Recording of the same training in one process: show the scaling efficiency against it.",
 )
 
 
@@ -41,10 +41,10 @@ def select_attempt(recorded: Recording, number: int | None) -> Attempt:
     attempts = recorded.attempts
     number = len(attempts) if number is None else number
     if not 1 <= number <= len(attempts):
-        there = "there is only attempt 1" if len(attempts) == 1 else f"there are attempts 1 to {len(attempts)}"
+        there = "it has only attempt 1" if len(attempts) == 1 else f"it has attempts 1 to {len(attempts)}"
         raise UsageError(f"no attempt {number} in {recorded.path}: {there}")
     if recorded.is_empty(attempts[number - 1]):
-        raise NoRecording(f"of attempt {number} nothing was recorded in {recorded.path}")
+        raise NoRecording(f"{recorded.path} holds no frames of attempt {number}")
     return attempts[number - 1]
 
 
@@ -52,7 +52,7 @@ def say_attempt(recorded: Recording, asked: int | None, which: str = "this", opt
     """Print on stderr which attempt was read, if there are several and the user chose none."""
     attempts = len(recorded.attempts)
     if asked is None and attempts > 1:
-        click.echo(f"{which} is attempt {attempts}, the last; {option} N takes another", err=True)
+        click.echo(f"{which} is attempt {attempts}, the last one; choose another with {option} N", err=True)
 
 
 def say_damage(recorded: Recording, attempt: Attempt, *, partly: bool = False) -> None:
@@ -65,11 +65,11 @@ def say_damage(recorded: Recording, attempt: Attempt, *, partly: bool = False) -
 
     name = recorded.path.name
     if lacks_wal(recorded.path):
-        text = f"{name} was not closed by its recorder, and {name}-wal is not beside it: its newest part may be missing"
+        text = f"{name} was not closed by its recorder, and {name}-wal is missing: the newest data may be lost"
         click.echo(f"ddpwatch: {text}", err=True)
     recorded.alerts()  # reading them finds their damage
     if (damage := damage_of(recorded, attempt, partly=partly)) is not None:
-        rest = "no more of it was read than this moment needs" if partly else "the rest is told"
+        rest = "only the part needed for this moment was read" if partly else "the rest is shown"
         click.echo(f"ddpwatch: {name} is damaged: {damage_text(damage)}; {rest}", err=True)
 
 

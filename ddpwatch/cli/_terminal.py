@@ -121,7 +121,7 @@ def check_theme(name: str) -> None:
     from ddpwatch.tui.themes import theme_names
 
     if name not in theme_names():
-        raise UsageError(f"no theme {name!r}; there are: {', '.join(theme_names())}")
+        raise UsageError(f"unknown theme {name!r}; choose from: {', '.join(theme_names())}")
 
 
 def _limit_malloc() -> None:
@@ -147,7 +147,7 @@ def open_dashboard(feed: Feed, *, theme: str | None = None) -> None:
     sys.setswitchinterval(SWITCH_S)
     with closing(feed):
         if why := refusal():
-            raise UsageError(f"{why}; `ddpwatch status` and `ddpwatch watch` work without")
+            raise UsageError(f"{why}; use `ddpwatch status` or `ddpwatch watch` instead")
         app = ReplayDashboard(feed) if isinstance(feed, ReplayFeed) else Dashboard(feed)
         default = SIXTEEN if app.console.color_system in _LIMITED_COLORS else DEFAULT
         chosen = theme or os.environ.get(THEME) or default

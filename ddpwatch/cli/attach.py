@@ -9,7 +9,7 @@ import click
 
 from ddpwatch.cli._config import limit_options, limits_of
 from ddpwatch.cli._follow_run import find_run
-from ddpwatch.cli._options import CommandWithLogs, check_retention, recording_summary, retention_options
+from ddpwatch.cli._options import RUN_HELP, CommandWithLogs, check_retention, recording_summary, retention_options
 from ddpwatch.cli._recordings import baseline_of, baseline_option
 from ddpwatch.cli._terminal import open_dashboard, refusal, say
 from ddpwatch.errors import UsageError
@@ -18,11 +18,13 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
-@click.command("attach", cls=CommandWithLogs)
+@click.command("attach", cls=CommandWithLogs, epilog=RUN_HELP)
 @click.argument("selector", metavar="[RUN]", required=False)
-@click.option("--theme", help="Colours; ctrl+p in the dashboard lists them.  [default: $DDPWATCH_THEME, or ddpwatch]")
-@click.option("--log", multiple=True, metavar="GLOB", help="Watch these log files, too; repeatable.")
-@click.option("--record", metavar="FILE", help="Record what comes, too; `ddpwatch replay FILE` shows it again.")
+@click.option(
+    "--theme", help="Color theme; Ctrl-P in the dashboard lists them.  [default: $DDPWATCH_THEME, or ddpwatch]"
+)
+@click.option("--log", multiple=True, metavar="GLOB", help="Also watch these log files; repeatable.")
+@click.option("--record", metavar="FILE", help="Also record the run into FILE, for `ddpwatch replay FILE`.")
 @retention_options
 @baseline_option
 @limit_options
@@ -38,16 +40,13 @@ def command(
     limit: Sequence[str],
     config: str | None,
 ) -> None:
-    """Open the dashboard on a run. Without RUN on the only one; where there is none yet, it waits for one.
-
-    RUN is the beginning of a run id, a run's name, or the path of a run.json.
-    """
+    """Open the dashboard on a run. Without RUN, it waits until a run starts, and shows a list if there are several."""
     from ddpwatch.recording.writer import Recorder
     from ddpwatch.tui.feed import Feed
 
     check_retention(record, keep_s, max_bytes)
     if record is not None and (why := refusal()):
-        raise UsageError(f"{why}; `ddpwatch record` works without")
+        raise UsageError(f"{why}; use `ddpwatch record` instead")
     limits = limits_of(config, limit)
     against = baseline_of(baseline)
     run = None if selector is None else find_run(selector)

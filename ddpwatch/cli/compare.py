@@ -26,7 +26,7 @@ def fraction(value: str) -> float:
     text = value.strip()
     parsed = number_of(text.removesuffix("%")) / 100
     if not (text.endswith("%") and 0.0 <= parsed <= 1000.0):
-        raise click.BadParameter(f"{value!r} is no part such as 5%")
+        raise click.BadParameter(f"{value!r} is not a percentage such as 5%")
     return parsed
 
 
@@ -37,12 +37,12 @@ def fraction(value: str) -> float:
     "--max-slowdown",
     type=fraction,
     metavar="5%",
-    help="End with exit code 4 if B is slower by more than this, or ended badly.",
+    help="Exit with 4 if B is slower by more than this, or ended badly.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")
 @baseline_option
-@click.option("--attempt-a", type=int, metavar="N", help="Which run in A.  [default: the last]")
-@click.option("--attempt-b", type=int, metavar="N", help="Which run in B.  [default: the last]")
+@click.option("--attempt-a", type=int, metavar="N", help="Attempt in A, from 1.  [default: the last]")
+@click.option("--attempt-b", type=int, metavar="N", help="Attempt in B, from 1.  [default: the last]")
 def command(
     *,
     a: Path,
@@ -53,12 +53,11 @@ def command(
     attempt_a: int | None,
     attempt_b: int | None,
 ) -> None:
-    """Say whether recording B is slower than recording A, and where.
+    """Compare recording B with recording A: whether it is slower, by how much, and in which phase.
 
-    Figures are medians over the whole run without its first steps; what they would be in another run of the same thing
-    is worked out from how they differ within each. A difference that is inside that noise is called so, and fails no
-    gate. Where worlds or batches differ, a rank's samples a second are compared instead of steps. That a run ended
-    badly, and for how long one stood still, is said besides.
+    Figures are medians over the whole run without its first steps, with confidence intervals from a bootstrap. A
+    difference within the noise is reported as such, and does not fail --max-slowdown. If world size or batch size
+    differ, samples per second and rank are compared instead of step times. A bad end and hung steps are reported too.
     """
     from ddpwatch.core.compare.bootstrap import compare
     from ddpwatch.view.comparison import comparison_lines, comparison_object, gate_fails, gate_text
@@ -76,7 +75,9 @@ def command(
         return
     fails = gate_fails(found, sides, max_slowdown)
     if found.headline.verdict == "unproven" and not fails:
-        raise UsageError(f"too few steps for a gate: {side_a.profile.steps} and {side_b.profile.steps}")
+        raise UsageError(
+            f"too few steps for --max-slowdown: {side_a.profile.steps} and {side_b.profile.steps}; record longer runs"
+        )
     click.echo(f"--max-slowdown {gate_text(found, sides, max_slowdown)}", err=True)
     if fails:
         raise click.exceptions.Exit(ENDED_BADLY)

@@ -26,24 +26,27 @@ HEADLESS_S: Final = 40.0
 
 @click.command("demo")
 @click.option(
-    "--ranks", type=click.IntRange(2, MAX_SIMULATED), help="Processes that train.  [default: 4, or 256 simulated]"
+    "--ranks", type=click.IntRange(2, MAX_SIMULATED), help="Number of ranks.  [default: 4, or 256 with --simulated]"
 )
 @click.option(
-    "--for", "for_s", type=span, metavar="SPAN", help="How long to train.  [default: 10m, or 40s without a terminal]"
+    "--for",
+    "for_s",
+    type=span,
+    metavar="DURATION",
+    help="How long to train.  [default: 10m, or 40s without a terminal]",
 )
-@click.option("--simulated", is_flag=True, help="Play a large made-up run; nothing is trained.")
+@click.option("--simulated", is_flag=True, help="Show a large simulated run; needs no torch and trains nothing.")
 def command(*, ranks: int | None, for_s: float | None, simulated: bool) -> None:
-    """Train a small network on CPU ranks and open the dashboard on it.
+    """Train a small network on CPU ranks and open the dashboard on it. Needs torch but no GPU.
 
-    All is well at first; then one rank waits for its data, later another is slow in backward, and so on. No GPU is
-    needed. Everything that is started is stopped again when this ends: press q, or Ctrl-C. Without a terminal the
-    status is printed instead.
+    The job is healthy at first; then one rank waits for its data, later another is slow in backward, and so on. All
+    processes are stopped when you press q or Ctrl-C. Without a terminal, the status is printed instead.
     """
     if simulated:
         _simulate(ranks or SIMULATED_RANKS)
         return
     if ranks is not None and ranks > MAX_REAL:
-        raise UsageError(f"{ranks} ranks are too many to train here, the most is {MAX_REAL}; --simulated plays more")
+        raise UsageError(f"--ranks {ranks} is too many for real training (max. {MAX_REAL}); add --simulated")
     _train(ranks or 4, for_s)
 
 
@@ -54,7 +57,7 @@ def _train(ranks: int, for_s: float | None) -> None:
 
     interactive = _is_interactive()
     remove_stale_dirs()
-    click.echo(f"starting {ranks} ranks on the CPU; this takes some seconds …", err=True)
+    click.echo(f"starting {ranks} CPU ranks; this takes a few seconds …", err=True)
     try:
         with training(ranks=ranks, seconds=for_s or (INTERACTIVE_S if interactive else HEADLESS_S)) as run:
             if interactive:
@@ -66,14 +69,14 @@ def _train(ranks: int, for_s: float | None) -> None:
                 follow(run, timeout_s=3.0, every_s=5.0, as_json=False)
     except KeyboardInterrupt:
         # The usual way to end a demo.
-        click.echo("\nthe demo and its ranks have ended", err=True)
+        click.echo("\nthe demo and its ranks have stopped", err=True)
 
 
 def _is_interactive() -> bool:
     """Whether the dashboard can be shown; prints why not on a terminal that it cannot draw on."""
     why = refusal()
     if why and sys.stdout.isatty():
-        click.echo(f"ddpwatch: {why}; this is the status instead, as `ddpwatch status` prints it", err=True)
+        click.echo(f"ddpwatch: {why}; printing the status instead", err=True)
     return not why
 
 

@@ -18,25 +18,28 @@ SUFFIXES: Final = {"csv": ".csv", "json": ".json", "perfetto": ".perfetto.json"}
 
 @click.command("export")
 @click.argument("path", metavar="FILE", type=click.Path(path_type=Path))
-@click.option("--to", "kind", type=click.Choice(list(SUFFIXES)), required=True, help="What to write.")
+@click.option("--to", "kind", type=click.Choice(list(SUFFIXES)), required=True, help="Output format.")
 @click.option(
     "-o",
     "--output",
     type=click.Path(path_type=Path),
     metavar="OUT",
-    help="Where to; - is stdout, a name in .gz is compressed.  [default: beside FILE]",
+    help="File to write; - is stdout, .gz is compressed.  [default: FILE with another suffix]",
 )
-@click.option("--attempt", type=int, metavar="N", help="Which run of a job that was restarted.  [default: the last]")
-@click.option("--steps", metavar="A-B", help="Only these steps; csv and perfetto have a lot to say of each.")
-@click.option("--force", is_flag=True, help="Replace the file if it is there.")
+@click.option("--attempt", type=int, metavar="N", help="Attempt of a restarted job, from 1.  [default: the last]")
+@click.option("--steps", metavar="A-B", help="Only these steps: 100-200, 100-, -200, or one step.")
+@click.option("--force", is_flag=True, help="Overwrite an existing file.")
 def command(*, path: Path, kind: str, output: Path | None, attempt: int | None, steps: str | None, force: bool) -> None:
-    """Write a recording in a format that other programs read.
+    """Convert a recording to a format that other programs read. All formats include values logged with agent.log.
 
-    csv is the step table: a row for each rank and step; steps that only some ranks have, as the last ones before a
-    crash, are left out, and how many is said on stderr. json is one object: the run, its manifest, what its steps came
-    to, its ranks and its alerts. perfetto is a trace for ui.perfetto.dev: a track for each rank with its phases,
-    counters for all-reduce and GPUs, alerts, and arrows from the last rank to those that waited for it. Ranks are
-    aligned by step, on the clock of the lowest rank. What the script gave to agent.log is in all of them.
+    csv: one row per rank and step. Steps that not all ranks have finished, such as the last ones before a crash, are
+    left out; their number is printed on stderr.
+
+    json: one object with the run, its manifest, step statistics, ranks and alerts.
+
+    perfetto: a trace for ui.perfetto.dev with one track per rank and its phases, counters for all-reduce and GPUs,
+    alerts, and arrows from the last rank to the ranks that waited for it. Ranks are aligned by step, on the clock of
+    the lowest rank.
     """
     from ddpwatch.outputs.atomic_files import STDOUT, atomic_output
     from ddpwatch.outputs.export.csv import write_csv
@@ -67,13 +70,16 @@ def _note_written(exported: Exported, target: Path | None, attempt: int | None) 
         of = f"{plural(exported.count, 'step')} of {plural(exported.state.world_size, 'rank')}"
         click.echo(f"wrote {target}: {of}", err=True)
     if not exported.count:
-        click.echo("there is no step that all ranks have finished", err=True)
+        click.echo("no step was finished by all ranks", err=True)
     if exported.reader.skipped:
-        why = "" if exported.unusual else ", or they held a pause, an evaluation or a skipped update"
+        why = "" if exported.unusual else ", or they include a pause, an evaluation or a skipped update"
         them = "it" if exported.reader.skipped == 1 else "them"
-        click.echo(f"{plural(exported.reader.skipped, 'step')} left out: not all ranks have {them}{why}", err=True)
+        click.echo(f"{plural(exported.reader.skipped, 'step')} left out: not all ranks finished {them}{why}", err=True)
     if exported.logged.left_out:
         reported = len(exported.logged.series)
-        click.echo(f"{plural(exported.logged.left_out, 'logged name')} left out: {reported} are told", err=True)
+        click.echo(
+            f"{plural(exported.logged.left_out, 'logged name')} left out: only the first {reported} are exported",
+            err=True,
+        )
     say_damage(recorded, exported.attempt)
     say_attempt(recorded, attempt)

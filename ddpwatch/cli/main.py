@@ -18,21 +18,21 @@ if TYPE_CHECKING:
 
 COMMANDS: Final = {
     "attach": "Open the dashboard on a run.",
-    "replay": "Look at a recorded run in the dashboard.",
-    "runs": "List the runs on this host.",
-    "status": "Show where a run's time goes, now.",
-    "watch": "Follow a run headless: alerts as lines, an exit code.",
-    "record": "Keep all that a run tells in one file.",
-    "report": "Write a recorded run as one HTML page.",
-    "export": "Write a recording as CSV, JSON, or a trace for Perfetto.",
-    "compare": "Say whether one recording is slower than another.",
-    "ticket": "Write what is needed to watch a run from another host.",
-    "relay": "Pass a whole run on at one port.",
-    "postmortem": "Say which rank ended a job, and why, from its logs.",
-    "stacks": "Print where all ranks are in the script, now.",
-    "rules": "Say what is judged, how, and by which limits.",
-    "demo": "Train on CPU ranks, and open the dashboard on them.",
-    "doctor": "Say what works here, what does not, and why.",
+    "replay": "Open the dashboard on a recording.",
+    "runs": "List the live runs on this host.",
+    "status": "Print where a run's time goes now.",
+    "watch": "Follow a run and print its alerts, without a dashboard.",
+    "record": "Record a run into one file.",
+    "report": "Write a recording as one HTML page.",
+    "export": "Convert a recording to CSV, JSON or a Perfetto trace.",
+    "compare": "Compare two recordings: is one slower?",
+    "ticket": "Write the addresses and key to watch a run from another host.",
+    "relay": "Forward a whole run through one TCP port.",
+    "postmortem": "Find in a job's logs which rank failed first, and why.",
+    "stacks": "Print the Python stacks of the ranks.",
+    "rules": "Explain the alert rules and their thresholds.",
+    "demo": "Try it: a small CPU training job, or a simulated one.",
+    "doctor": "Check this machine: what works, what does not, and why.",
 }
 """Sub-command -> its line in `--help`. The module of the same name defines it."""
 
@@ -66,12 +66,19 @@ class LazyGroup(click.Group):
             formatter.write_dl(list(COMMANDS.items()))
 
 
-@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+EXIT_CODES: Final = (
+    "Exit codes: 0 success; 1 error, incomplete recording, or nothing found by postmortem; 2 invalid argument, setting "
+    "or file; 3 no such run or recording; 4 the run ended badly, or --fail-on or --max-slowdown matched; 130 Ctrl-C; "
+    "141 broken pipe."
+)
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]}, epilog=EXIT_CODES)
 @click.version_option(VERSION, prog_name="ddpwatch", message="%(prog)s %(version)s")
 def group() -> None:
-    """Watch a PyTorch DistributedDataParallel job while it runs.
+    """Terminal dashboard for PyTorch DistributedDataParallel (DDP) training.
 
-    In the training script: `import ddpwatch.agent; ddpwatch.agent.install(model)`.
+    Add to the training script: `import ddpwatch.agent; ddpwatch.agent.install(model)`. Then run `ddpwatch attach`.
     """
 
 
@@ -81,7 +88,7 @@ def main() -> None:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run one command and return its exit code. Errors are one line on stderr; DDPWATCH_DEBUG shows the traceback."""
+    """Run one command and return its exit code. Errors go to stderr; DDPWATCH_DEBUG shows the traceback."""
     if _COMPLETE in os.environ:
         group.main(list(arguments), prog_name="ddpwatch", complete_var=_COMPLETE)
     _prepare_streams()
@@ -96,7 +103,7 @@ def run(arguments: Sequence[str]) -> int:
     except click.ClickException as error:
         return _refuse(error)
     except DdpwatchError as error:
-        return _say(str(error), error.exit_code)
+        return _say(str(error), error.exit_code, error.hints)
     except (KeyboardInterrupt, click.Abort):
         return INTERRUPTED
     except Exception as error:
@@ -128,10 +135,12 @@ def _refuse(error: click.ClickException) -> int:
     return _say(error.format_message() + hint, error.exit_code)
 
 
-def _say(text: str, exit_code: int) -> int:
+def _say(text: str, exit_code: int, hints: Sequence[str] = ()) -> int:
     from ddpwatch.cli._terminal import say
 
     say(f"ddpwatch: {text}")
+    for hint in hints:
+        say(f"  {hint}")
     return exit_code
 
 

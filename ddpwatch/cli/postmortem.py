@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 NOTHING_FOUND: Final = 1
 """Exit code: no log explains the failure."""
 NOTHING_TEXT: Final = (
-    "nothing in these logs says why; give the logs of all ranks and of the launcher, with stderr, "
-    "and the kernel's log (dmesg) if a process was killed"
+    "these logs do not show why the job ended; add the logs of all ranks and of the launcher, including stderr, "
+    "and the kernel log (dmesg) if a process was killed"
 )
 _NAME_CHARS: Final = 300
 """Max. length, in characters, of a note on a file that cannot be read."""
@@ -47,10 +47,10 @@ class Reading(NamedTuple):
 @click.argument("logs", metavar="LOG...", nargs=-1, required=True)
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")
 def command(*, logs: Sequence[str], as_json: bool) -> None:
-    """Say which rank ended a job, and why, from its logs.
+    """Find in the logs of a job which rank failed first, and why.
 
-    LOG is a file, a directory or a pattern such as 'logs/**/stderr.log': the output of the ranks and of torchrun, all
-    of it in one file or a file for each rank; dmesg's helps, too. The exit code is 1 if the logs do not tell.
+    LOG is a file, a directory, or a quoted pattern such as 'logs/**/stderr.log': the output of the ranks and of
+    torchrun, in one file or one per rank; the output of dmesg helps too. Exits with 1 if the logs do not show a cause.
     """
     reading = _read(_files(logs))
     verdict = reading.diagnosis.verdict()
@@ -71,12 +71,12 @@ def _files(logs: Sequence[str]) -> list[str]:
             below = (f"{where}/{file}" for where, _, names in os.walk(name) for file in sorted(names))
             found = list(islice(below, MAX_FILES))
             if not found:
-                raise UsageError(f"{name} is a directory with no file in it; name the job's log files")
+                raise UsageError(f"{name} is an empty directory; name the job's log files")
         else:
             # A file's name may hold characters that are special in a pattern.
             found = [name] if os.path.lexists(name) else sorted(glob.glob(name, recursive=True))  # noqa: PTH207
         if not found:
-            raise UsageError(f"there is no file {name}; name the job's log files, or a pattern in quotes")
+            raise UsageError(f"no file matches {name}; name the job's log files, or a quoted pattern")
         files |= dict.fromkeys(found)
     return [*files]
 
@@ -131,13 +131,13 @@ def _lines(verdict: Verdict | None, reading: Reading, columns: int) -> list[Line
     else:
         lines += [[Cell(text, Level.STRONG)] for text in textwrap.wrap(verdict.text, max(40, columns))]
         if not verdict.certain:
-            lines.append([Cell("This is the likeliest reading of the logs; they do not prove it.", Level.WARN)])
+            lines.append([Cell("This is the most likely cause; the logs do not prove it.", Level.WARN)])
         for each in verdict.evidence:
             whose = f" ({ranks_text([each.rank])})" if each.rank is not None else ""
             lines += [[], [Cell(f"{each.source}:{each.line}{whose}", Level.DIM)]]
             lines.append([Cell(f"  {clip(each.text, max(40, columns - 2))}")])
         if verdict.victims:
-            lines += [[], [Cell(f"Consequences: {ranks_text(verdict.victims)}.")]]
-    read = f"{plural(reading.lines, 'line')} of {plural(reading.files, 'file')} read"
-    lines += [[], [Cell(f"{read}, {reading.diagnosis.marks} recognised.", Level.DIM)]]
+            lines += [[], [Cell(f"Secondary failures: {ranks_text(verdict.victims)}.")]]
+    read = f"Read {plural(reading.lines, 'line')} of {plural(reading.files, 'file')}"
+    lines += [[], [Cell(f"{read}; recognized {reading.diagnosis.marks}.", Level.DIM)]]
     return lines + [[Cell(error, Level.WARN)] for error in reading.errors]

@@ -18,6 +18,7 @@ from ddpwatch.cli._follow_run import (
     wait_for_run,
 )
 from ddpwatch.cli._options import (
+    RUN_HELP,
     CommandWithLogs,
     check_retention,
     default_file,
@@ -43,26 +44,27 @@ RECHECK_S: Final = 0.5
 """Interval, in seconds, of looking for the restarted run."""
 
 
-@click.command("record", cls=CommandWithLogs)
+@click.command("record", cls=CommandWithLogs, epilog=RUN_HELP)
 @click.argument("selector", metavar="[RUN]", required=False)
 @click.option(
     "-o",
     "--output",
     "file",
     metavar="FILE",
-    help="Where to; one that is there already is gone on with.  [default: RUN-DATE-TIME.ddpw in this directory]",
+    help="File to write; an existing recording is continued.  [default: ./RUN-DATE-TIME.ddpw]",
 )
 @retention_options
-@click.option("--for", "for_s", type=span, metavar="SPAN", help="Record no longer than this: 60s, 5m, 2h.")
+@click.option("--for", "for_s", type=span, metavar="DURATION", help="Stop after this time: 60s, 5m, 2h.")
 @click.option(
     "--restart",
     "restart_s",
     type=span,
     default=RESTART,
-    metavar="SPAN",
-    help="Wait so long for a run that ended badly to be started again; else 2m.",
+    metavar="DURATION",
+    show_default=True,
+    help="Max. wait for the restart of a run that ended badly.",
 )
-@click.option("--log", multiple=True, metavar="GLOB", help="Record what these log files say, too; repeatable.")
+@click.option("--log", multiple=True, metavar="GLOB", help="Also record these log files; repeatable.")
 @limit_options
 def command(
     *,
@@ -76,14 +78,12 @@ def command(
     limit: Sequence[str],
     config: str | None,
 ) -> None:
-    """Record a run until it ends: every frame that comes, and each alert as it opens, changes and closes.
+    """Record a run until it ends: every frame received, and every alert change. Waits for the run to start.
 
-    RUN is the beginning of a run id, a run's name, or the path of a run.json; none is needed if only one is live.
-    While there is no such run, this waits for one to start. A job that ends badly and is started again goes into the
-    same file.
+    If the run ends badly and is restarted, the restart is recorded into the same file.
 
-    Exits with 4 if a rank failed, was lost or was silent when the run ended, and it was not started again; else with 1
-    if not all of it could be kept, as on a full disk.
+    Exits with 4 if a rank failed, was lost or had no heartbeat when the run ended, and it was not restarted; otherwise
+    with 1 if the recording is incomplete, for instance because the disk is full, and with 0 if not.
     """
     interrupt_on_sigterm()
     check_retention("", keep_s, max_bytes)
@@ -126,7 +126,7 @@ def _record_restarts(
         say(summary(run, ending, alerts))
         if not ending.bad:
             return ending
-        say(f"waiting {restart_s:.0f} s for {run.name} to be started again")
+        say(f"waiting {restart_s:.0f} s for {run.name} to be restarted")
         give_up_ns = time.monotonic_ns() + int(restart_s * 1e9)
         restarted = _wait_for_restart(run, give_up_ns if until_ns is None else min(give_up_ns, until_ns))
         if restarted is None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ddpwatch.cli._follow_run import find_run, interrupt_on_sigterm, run_label
-from ddpwatch.cli._options import safe_file_name
+from ddpwatch.cli._options import RUN_HELP, safe_file_name
 from ddpwatch.cli._terminal import say
 from ddpwatch.cli.ticket import check_place
 
@@ -18,18 +18,18 @@ if TYPE_CHECKING:
     from ddpwatch.rundir import RunFile
 
 
-@click.command("relay")
+@click.command("relay", epilog=RUN_HELP)
 @click.argument("selector", metavar="[RUN]", required=False)
-@click.option("--bind", required=True, metavar="HOST:PORT", help="Listen there; port 0 is any that is free.")
-@click.option("--advertise", metavar="HOST:PORT", help="Where viewers find it, if that is elsewhere: behind a tunnel.")
-@click.option("--ticket", metavar="FILE", help="Where the ticket goes, readable by you alone.  [default: NAME.ticket]")
+@click.option("--bind", required=True, metavar="HOST:PORT", help="Listen at this address; port 0 picks a free one.")
+@click.option("--advertise", metavar="HOST:PORT", help="Address for viewers, if it differs, as behind a tunnel.")
+@click.option(
+    "--ticket", metavar="FILE", help="Write the ticket to this file, readable only by you.  [default: NAME.ticket]"
+)
 def command(*, selector: str | None, bind: str, advertise: str | None, ticket: str | None) -> None:
-    """Pass a run on at one port, encrypted, until it ends: `ddpwatch attach FILE` then works with its ticket.
+    """Forward a run through one TCP port, encrypted, until it ends. Viewers use its ticket: `ddpwatch attach FILE`.
 
-    For networks where one port is open, or for a tunnel: ssh -L 7000:127.0.0.1:7000 HOST. Start it where all ranks can
-    be reached. Anyone with its ticket may watch this run through the relay, until either ends. Treat it as a key.
-
-    RUN is the beginning of a run id, a run's name, or the path of a ticket; none is needed if only one is live.
+    For networks with one open port, or for a tunnel: ssh -L 7000:127.0.0.1:7000 HOST. Start it on a host that can reach
+    all ranks. Anyone with its ticket can watch this run until the run or the relay ends. Treat it as a secret key.
     """
     from ddpwatch import rundir
     from ddpwatch.core.units import count, plural
@@ -45,18 +45,18 @@ def command(*, selector: str | None, bind: str, advertise: str | None, ticket: s
             _introduce(relay, run, file)
             _serve(relay)
         finally:
-            how = f"has ended: {relay.ended}" if relay.ended else "goes on, no longer relayed"
-            refused = f"; {plural(relay.refused, 'key')} refused" if relay.refused else ""
-            say(f"{run_label(run)} {how}; {count(relay.passed)} frames passed on{refused}")
+            how = f"has ended: {relay.ended}" if relay.ended else "is still running; the relay has stopped"
+            refused = f"; {plural(relay.refused, 'connection')} refused" if relay.refused else ""
+            say(f"{run_label(run)} {how}; {count(relay.passed)} frames forwarded{refused}")
 
 
 def _introduce(relay: Relay, run: RunFile, file: Path) -> None:
     from ddpwatch.core.units import plural, ranks_text
 
-    say(f"relaying {run_label(run)}, {plural(len(run.endpoints), 'rank')}, at {relay.address}; Ctrl-C ends it")
-    say(f"look with: ddpwatch attach {file}    (a key: who has this file may watch; keep it private)")
+    say(f"relaying {run_label(run)}, {plural(len(run.endpoints), 'rank')}, at {relay.address}; Ctrl-C stops it")
+    say(f"watch with: ddpwatch attach {file}    (a secret key: anyone with this file can watch the run)")
     if missing := run.world_size - len(run.endpoints):
-        say(f"{missing} of {run.world_size} ranks have not come yet; the ticket is written anew when they do")
+        say(f"{missing} of {run.world_size} ranks have not joined yet; the ticket is updated when they do")
     if relay.unreachable:
         why = next(iter(relay.unreachable.values()))
         say(f"{ranks_text(relay.unreachable)} cannot be reached from here: {why}")
@@ -70,7 +70,7 @@ def _serve(relay: Relay) -> None:
         if relay.refused >= max(1, 10 * reported):
             reported = relay.refused
             times = "once" if reported == 1 else f"{reported} times"
-            say(f"somebody without the key of the ticket was refused, {times} so far")
+            say(f"refused a connection without the key of the ticket, {times} so far")
 
 
 def _write_again(file: Path, ticket: RunFile) -> None:
@@ -80,4 +80,4 @@ def _write_again(file: Path, ticket: RunFile) -> None:
     try:
         rundir.write_private(file, ticket)
     except OSError as error:
-        say(f"more ranks have come, and the ticket cannot be written to {file}: {error.strerror}")
+        say(f"more ranks have joined, but the ticket {file} cannot be updated: {error.strerror}")

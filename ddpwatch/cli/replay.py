@@ -29,12 +29,19 @@ BEFORE_ALERT_NS: Final = 5_000_000_000
 
 @click.command("replay")
 @click.argument("file", metavar="FILE")
-@click.option("--speed", type=float, default=1.0, show_default=True, metavar="NUMBER", help="How fast it is played.")
 @click.option(
-    "--at", metavar="MOMENT", help="Begin here: 03:41, 2026-11-16T03:41:20.5, +1h30m from the beginning, 50%."
+    "--speed",
+    type=float,
+    default=1.0,
+    show_default=True,
+    metavar="NUMBER",
+    help="Playback speed relative to real time.",
 )
-@click.option("--from-alert", type=int, metavar="NUMBER", help="Begin shortly before this alert was opened; 1 = first.")
-@click.option("--theme", help="Colours; ctrl+p in the dashboard lists them.  [default: $DDPWATCH_THEME, or ddpwatch]")
+@click.option("--at", metavar="MOMENT", help="Start here: 03:41, 2026-11-16T03:41:20.5, +1h30m from the start, 50%.")
+@click.option("--from-alert", type=int, metavar="NUMBER", help="Start 5 s before this alert opened; 1 = the first.")
+@click.option(
+    "--theme", help="Color theme; Ctrl-P in the dashboard lists them.  [default: $DDPWATCH_THEME, or ddpwatch]"
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the status at that moment as a JSON object instead.")
 @baseline_option
 def command(
@@ -47,17 +54,17 @@ def command(
     as_json: bool,
     baseline: Path | None,
 ) -> None:
-    """Look at a recorded run in the dashboard, as if it were now. Alerts are shown as they were then.
+    """Open the dashboard on a recording, with the run and its alerts as they were.
 
-    Without a terminal the status is printed: at --at, or when the alert was opened, else at the end.
+    Without a terminal, it prints the status at --at or --from-alert, or at the end of the recording.
     """
     from ddpwatch.recording.reader import Recording
     from ddpwatch.session.playback import Playback
 
     if not MIN_SPEED <= speed <= MAX_SPEED:
-        raise UsageError(f"--speed {speed:g}: is no speed between {MIN_SPEED:g} and {MAX_SPEED:g}")
+        raise UsageError(f"--speed {speed:g} is not between {MIN_SPEED:g} and {MAX_SPEED:g}")
     if at is not None and from_alert is not None:
-        raise UsageError("--at and --from-alert say different moments; give one of them")
+        raise UsageError("--at and --from-alert exclude each other; use one of them")
     if theme is not None:
         check_theme(theme)
     against = baseline_of(baseline)
@@ -66,7 +73,7 @@ def command(
         start_ns = _start_ns(playback, at, from_alert, BEFORE_ALERT_NS if interactive else 0)
         notice = ""
         if from_alert is not None and not playback.is_kept(from_alert):
-            notice = f"What was recorded of alert {from_alert} is no longer kept; this is the first moment that is."
+            notice = f"The frames of alert {from_alert} were deleted by --keep or --max; this is the first moment left."
         if interactive:
             from ddpwatch.tui.replay_feed import ReplayFeed
 
@@ -104,7 +111,7 @@ def _print(playback: Playback, at_ns: int, baseline: Profile | None, *, as_json:
     assert playback.follows is not None
     monitor, recorded = playback.follows.monitor, playback.recorded
     if recorded.damaged and all(rank.last_received_ns is None for rank in monitor.state.ranks.values()):
-        raise Unreadable(f"{recorded.path} is damaged, and nothing can be read of that moment")
+        raise Unreadable(f"{recorded.path} is damaged, and that moment cannot be read; choose another with --at")
     say_damage(recorded, recorded.attempts[playback.place], partly=True)
     run_view = current_view(monitor, baseline)
     if as_json:
@@ -112,7 +119,7 @@ def _print(playback: Playback, at_ns: int, baseline: Profile | None, *, as_json:
         return
     attempts = len(playback.reel.spans)
     attempt = f", attempt {playback.place + 1} of {attempts}" if attempts > 1 else ""
-    click.echo(f"recorded: as it was {time_text(playback.pace.now_ns, _zone())}{attempt}")
+    click.echo(f"recorded status {time_text(playback.pace.now_ns, _zone())}{attempt}")
     columns, rows = terminal_size()
     show(status_screen(run_view, columns, None if rows is None else rows - 2))
 

@@ -1,4 +1,4 @@
-"""`ddpwatch report`: write a recorded run as one HTML page."""
+"""`ddpwatch report`: write a recording as one HTML page."""
 
 from __future__ import annotations
 
@@ -20,15 +20,22 @@ if TYPE_CHECKING:
 
 @click.command("report")
 @click.argument("file", metavar="FILE")
-@click.option("-o", "--output", metavar="HTML", help="Where to write it; - is stdout.  [default: beside FILE]")
-@click.option("--attempt", type=click.IntRange(min=1), help="Which run of the recording, from 1.  [default: last]")
+@click.option(
+    "-o", "--output", metavar="HTML", help="File to write; - is stdout.  [default: FILE with the suffix .html]"
+)
+@click.option(
+    "--attempt",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Attempt of a restarted job, from 1.  [default: the last]",
+)
 @baseline_option
-@click.option("--force", is_flag=True, help="Overwrite a file that is no report.")
+@click.option("--force", is_flag=True, help="Overwrite a file that is not a report.")
 def command(*, file: str, output: str | None, attempt: int | None, baseline: Path | None, force: bool) -> None:
-    """Write a recorded run as one HTML page that needs no network.
+    """Write a recording as one HTML page that needs no network. Needs plotly: pip install 'ddpwatch[report]'.
 
-    It says in a sentence how the run went, then where the time went, what each rank cost, what was found, and what one
-    needs to run it again.
+    The page has a verdict in one sentence, where the time went, what each rank cost, all alerts, and the settings and
+    versions to reproduce the run.
     """
     from ddpwatch.outputs.report.data import gather
     from ddpwatch.outputs.report.page import page, plotly_script
@@ -77,7 +84,7 @@ def _refuse(target: Path, source: Path, *, force: bool) -> None:
     if target.is_dir():
         raise UsageError(f"{target} is a directory; name a file in it")
     if not target.parent.is_dir():
-        raise UsageError(f"there is no directory {target.parent}")
+        raise UsageError(f"no directory {target.parent}; create it or choose another with -o")
     if not target.exists():
         return
     if target.samefile(source):
@@ -86,4 +93,4 @@ def _refuse(target: Path, source: Path, *, force: bool) -> None:
         return
     with target.open("rb") as old:
         if MARK.encode() not in old.read(4096):
-            raise UsageError(f"{target} is there and no report of ddpwatch; --force overwrites it")
+            raise UsageError(f"{target} exists and is not a ddpwatch report; --force overwrites it")

@@ -14,7 +14,7 @@ from ddpwatch.cli._terminal import show, terminal_size
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON list.")
 def command(*, as_json: bool) -> None:
     """List the runs on this host, newest first."""
-    from ddpwatch.sources.find_run import HOW_TO_START, live_runs
+    from ddpwatch.sources.find_run import NO_RUN_CHECKS, live_runs, no_run_text
     from ddpwatch.view.run_picker import row_of, runs_object, runs_table
 
     now_s = time.time()
@@ -24,4 +24,4 @@ def command(*, as_json: bool) -> None:
     elif rows:
         show(runs_table(rows, terminal_size()[0]))
     else:
-        click.echo(HOW_TO_START)
+        click.echo("\n  ".join([no_run_text(), *NO_RUN_CHECKS]))

@@ -1,4 +1,4 @@
-"""`ddpwatch stacks`: print the Python stack of every rank."""
+"""`ddpwatch stacks`: print the Python stacks of the ranks."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from ddpwatch.cli._follow_run import find_run
-from ddpwatch.cli._options import seconds
-from ddpwatch.cli._terminal import show, terminal_size
+from ddpwatch.cli._options import RUN_HELP, seconds
+from ddpwatch.cli._terminal import say, show, terminal_size
 from ddpwatch.errors import UsageError
 
 if TYPE_CHECKING:
@@ -24,24 +24,36 @@ MAX_ASKED: Final = 256
 """Max. number of ranks asked unless `--rank` names them."""
 
 
-@click.command("stacks")
+@click.command("stacks", epilog=RUN_HELP)
 @click.argument("selector", metavar="[RUN]", required=False)
 @click.option("--rank", "wanted", type=int, multiple=True, metavar="RANK", help="Only this rank; repeatable.")
-@click.option("--all", "everything", is_flag=True, help="All threads, not only the one that trains.")
-@click.option("--json", "as_json", is_flag=True, help="Print a JSON array, one object a rank.")
-@click.option("--timeout", "timeout_s", type=seconds, default=3.0, show_default=True, help="Longest wait for answers.")
+@click.option("--all", "everything", is_flag=True, help="All threads, not only the training thread.")
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON array with one object per rank.")
+@click.option(
+    "--timeout",
+    "timeout_s",
+    type=seconds,
+    default=3.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="Max. wait for the ranks.",
+)
 def command(*, selector: str | None, wanted: Sequence[int], everything: bool, as_json: bool, timeout_s: float) -> None:
-    """Print the Python stack of every rank; ranks that are at the same place are shown together.
+    """Print the Python stacks of the ranks, with ranks at the same place grouped. Training is not paused.
 
-    Nothing is stopped for it. RUN is as in `ddpwatch status`. Without --rank the first 256 ranks are asked.
+    In runs of more than 256 ranks only the first 256 are asked, unless --rank names others.
     """
+    from ddpwatch.core.units import plural
     from ddpwatch.view.stacks import stacks_lines, stacks_object
+    from ddpwatch.wire import ranges
 
     run = find_run(selector)
     known = sorted(endpoint.rank for endpoint in run.endpoints)
     for rank in wanted:
         if rank not in known:
-            raise UsageError(f"no rank {rank} in this run; it has {len(known)}, from {known[0]} to {known[-1]}")
+            raise UsageError(f"no rank {rank} in this run; it has {plural(len(known), 'rank')}: {ranges(known)}")
+    if not wanted and len(known) > MAX_ASKED:
+        say(f"only the first {MAX_ASKED} of {len(known)} ranks are asked; name others with --rank")
     ranks = _ask(run, sorted(set(wanted)) or known[:MAX_ASKED], everything=everything, timeout_s=timeout_s)
     if as_json:
         click.echo(json.dumps(stacks_object(ranks), indent=2))

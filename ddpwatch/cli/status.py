@@ -8,7 +8,7 @@ import click
 
 from ddpwatch.cli._config import limit_options, limits_of
 from ddpwatch.cli._follow_run import find_run
-from ddpwatch.cli._options import seconds
+from ddpwatch.cli._options import RUN_HELP, seconds
 from ddpwatch.cli._recordings import baseline_of, baseline_option
 
 if TYPE_CHECKING:
@@ -16,12 +16,20 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-@click.command("status")
+@click.command("status", epilog=RUN_HELP)
 @click.argument("selector", metavar="[RUN]", required=False)
-@click.option("--json", "as_json", is_flag=True, help="Print a JSON object; with --every one a line.")
-@click.option("--every", "every_s", type=seconds, help="Stay attached and show it again every so often.")
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON object; with --every, one per line.")
 @click.option(
-    "--timeout", "timeout_s", type=seconds, default=3.0, show_default=True, help="Longest wait for the ranks' answers."
+    "--every", "every_s", type=seconds, metavar="SECONDS", help="Stay attached, and print the status at this interval."
+)
+@click.option(
+    "--timeout",
+    "timeout_s",
+    type=seconds,
+    default=3.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="Max. wait for the ranks.",
 )
 @baseline_option
 @limit_options
@@ -35,9 +43,8 @@ def command(
     limit: Sequence[str],
     config: str | None,
 ) -> None:
-    """Show where a run's time goes: all-reduce share, waiting, and the slow rank.
+    """Print where a run's time goes: all-reduce share, waiting, and the slowest rank.
 
-    RUN is the beginning of a run id, a run's name, or the path of a run.json; none is needed if only one is live.
     Ranks that do not answer in time are shown as missing.
     """
     from ddpwatch.cli._status_loop import follow, show_once

@@ -11,6 +11,7 @@ import click
 from ddpwatch.cli._config import limit_options, limits_of
 from ddpwatch.cli._follow_run import deadline_ns, interrupt_on_sigterm, say_missing_logs, summary, wait_for_run
 from ddpwatch.cli._options import (
+    RUN_HELP,
     CommandWithLogs,
     check_retention,
     recorder_of,
@@ -31,18 +32,25 @@ if TYPE_CHECKING:
     from ddpwatch.rundir import RunFile
 
 
-@click.command("watch", cls=CommandWithLogs)
+@click.command("watch", cls=CommandWithLogs, epilog=RUN_HELP)
 @click.argument("selector", metavar="[RUN]", required=False)
-@click.option("--json", "as_json", is_flag=True, help="Print a JSON object a line for each change of an alert.")
-@click.option("--for", "for_s", type=span, metavar="SPAN", help="Watch no longer than this: 60s, 5m, 2h.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line for each alert change.")
+@click.option("--for", "for_s", type=span, metavar="DURATION", help="Stop after this time: 60s, 5m, 2h.")
 @click.option(
-    "--fail-on", type=click.Choice(["info", "warning", "critical"]), help="Exit with 4 if an alert was so severe."
+    "--fail-on",
+    type=click.Choice(["info", "warning", "critical"]),
+    help="Exit with 4 if an alert of this severity or worse opened.",
 )
-@click.option("--exec", "command_line", metavar="CMD", help="Run this for each change, with its JSON object on stdin.")
-@click.option("--webhook", metavar="URL", help="POST each change to this address as JSON.")
-@click.option("--prometheus", metavar="HOST:PORT", help="Serve metrics there, as 127.0.0.1:9464, while watching.")
-@click.option("--log", multiple=True, metavar="GLOB", help="Watch these log files, too; repeatable.")
-@click.option("--record", "file", metavar="FILE", help="Keep all that comes in this file, too.")
+@click.option(
+    "--exec",
+    "command_line",
+    metavar="CMD",
+    help="Run this shell command for each alert change, with the JSON object on stdin.",
+)
+@click.option("--webhook", metavar="URL", help="POST each alert change to this URL as JSON.")
+@click.option("--prometheus", metavar="HOST:PORT", help="Serve Prometheus metrics there, such as 127.0.0.1:9464.")
+@click.option("--log", multiple=True, metavar="GLOB", help="Also watch these log files; repeatable.")
+@click.option("--record", "file", metavar="FILE", help="Also record the run into this file.")
 @retention_options
 @limit_options
 def command(
@@ -61,13 +69,10 @@ def command(
     limit: Sequence[str],
     config: str | None,
 ) -> None:
-    """Follow a run until it ends, and say each time that an alert opens, changes or closes.
+    """Follow a run until it ends, and print each alert as it opens, changes and closes. Waits for the run to start.
 
-    RUN is the beginning of a run id, a run's name, or the path of a run.json; none is needed if only one is live.
-    While there is no such run, this waits for one to start.
-
-    Exits with 4 if a rank failed, was lost or was silent when the run ended, or if --fail-on matched; else with 1 if
-    --record could not keep all of it.
+    Exits with 4 if a rank failed, was lost or had no heartbeat when the run ended, or if --fail-on matched; otherwise
+    with 1 if the recording of --record is incomplete, and with 0 if not.
     """
     from ddpwatch.core.alerts.model import Severity
     from ddpwatch.outputs.alert_sinks import LAST_CHANCE_S, Command, Sink, Webhook, close_all
@@ -109,7 +114,7 @@ def command(
 def _not_delivered(undelivered: dict[str, int]) -> list[str]:
     from ddpwatch.core.units import plural
 
-    return [f"{name}: {plural(count, 'change')} not delivered" for name, count in undelivered.items()]
+    return [f"{name}: {plural(count, 'alert change')} not delivered" for name, count in undelivered.items()]
 
 
 def _exporter(address: str | None) -> Exporter | None:
@@ -120,9 +125,9 @@ def _exporter(address: str | None) -> Exporter | None:
 
     exporter = Exporter(address)
     click.get_current_context().call_on_close(exporter.close)
-    say(f"metrics are at http://{exporter.address}/metrics")
+    say(f"serving metrics at http://{exporter.address}/metrics")
     if exporter.public:
-        say(f"warning: whoever reaches {exporter.address} can read them; 127.0.0.1 keeps them on this host")
+        say(f"warning: anyone who can reach {exporter.address} can read them; bind to 127.0.0.1 to keep them local")
     return exporter
 
 

@@ -280,14 +280,12 @@ class Relay:
     def _how_ended(self, now_ns: int) -> str:
         waiting = self._known.keys() - self._left
         if not waiting:
-            return "its ranks said goodbye"
+            return "all ranks have exited"
         waiting -= self._gone
         no_heartbeat_since_ns = min((now_ns - self._received_ns[rank] for rank in waiting), default=GIVE_UP_NS)
         if self._here and not waiting & self._here and no_heartbeat_since_ns >= REMOTE_GONE_NS:
             return "its processes are gone"
-        return (
-            "nothing was heard of it for ten minutes" if not self._here and no_heartbeat_since_ns >= GIVE_UP_NS else ""
-        )
+        return "no frame for ten minutes" if not self._here and no_heartbeat_since_ns >= GIVE_UP_NS else ""
 
 
 def _is_topic(part: bytes) -> bool:

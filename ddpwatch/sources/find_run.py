@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -17,10 +18,14 @@ if TYPE_CHECKING:
 
 SHORT_ID_CHARS: Final = 8
 """Characters of a run's id that messages show."""
-HOW_TO_START: Final = (
-    "nothing is running; add `ddpwatch.agent.install(model)` to the script, or ask `ddpwatch postmortem LOG...` about "
-    "a job that has ended"
+NO_RUN_CHECKS: Final = (
+    "1. Another host or user? Run ddpwatch there, or attach with a ticket.",
+    "2. Container, Slurm or cron? Set one shared DDPWATCH_RUN_DIR for both.",
+    "3. No ddpwatch.agent.install(model) in the script, or not reached yet?",
+    "4. Exited? See `ddpwatch postmortem LOG...` or `ddpwatch replay FILE`.",
 )
+"""Why a job may not be found, the most likely reason first. Each fits on a line of the waiting screen."""
+POSTMORTEM: Final = "`ddpwatch postmortem LOG...` finds the cause in its logs"
 TICKET_ENDINGS: Final = (".json", ".ticket")
 _MAX_NAMED: Final = 8
 """Runs that a message lists."""
@@ -44,8 +49,13 @@ def alive_ranks(run: RunFile) -> set[int]:
     return {endpoint.rank for endpoint in run.endpoints if rundir.alive(endpoint, node)}
 
 
+def no_run_text() -> str:
+    """Where runs were looked for in vain: the run directory, the host and the user."""
+    return f"no run found in {rundir.base_path()} (host {socket.gethostname()}, uid {os.getuid()})"
+
+
 def find(selector: str | None) -> RunFile:
-    """Select a run by id or its prefix, name, job, or path of a ticket; None = the only one.
+    """Select a run by id or its prefix, name, job id, or path of a ticket; None = the only one.
 
     Raises `UsageError` if several match.
     """
@@ -65,10 +75,9 @@ def find(selector: str | None) -> RunFile:
         names = {run.name for run in matching}
         by = "id or name" if len(names) == len(matching) and selector not in names else "id"
         raise UsageError(f"{which}: {_listed(matching)}; name one by its {by}")
-    if selector is None:
-        raise NoSuchRun(HOW_TO_START)
-    running = f"running: {_listed(runs)}" if runs else HOW_TO_START
-    raise NoSuchRun(f"no run {selector!r}; {running}")
+    if not runs:
+        raise NoSuchRun(no_run_text(), NO_RUN_CHECKS)
+    raise NoSuchRun(f"no run matches {selector!r}; live runs: {_listed(runs)}")
 
 
 def read_again(run: RunFile) -> RunFile:
@@ -105,9 +114,9 @@ def _read_ticket(path: Path) -> RunFile:
         why = f"the directory has no {rundir.RUN_FILE}" if path.is_dir() and not file.exists() else error.strerror
         raise NoSuchRun(f"no run at {path}: {why}") from None
     except ValueError as error:
-        raise UsageError(f"{file} is no run file: it {error}") from None
+        raise UsageError(f"{file} is not a ticket: it {error}") from None
     if not alive_ranks(run):
-        raise NoSuchRun(f"run {run.id[:SHORT_ID_CHARS]} ({run.name}) of {file} has ended")
+        raise NoSuchRun(f"run {run.id[:SHORT_ID_CHARS]} ({run.name}) of {file} has exited; {POSTMORTEM}")
     elsewhere = not any(endpoint.node == rundir.node_id() for endpoint in run.endpoints)
     if run.endpoints and (elsewhere or run.relay is not None):
         probe(run)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ddpwatch.core.state.sanitize import NAME_CHARS, sanitize
 from ddpwatch.core.units import duration, plural
-from ddpwatch.sources.find_run import alive_ranks
+from ddpwatch.sources.find_run import NO_RUN_CHECKS, alive_ranks
 from ddpwatch.view.cells import Cell, Level, columns_of, fit, line_columns, pad
 from ddpwatch.view.layout import capped, paragraph, wrap
 
@@ -38,8 +38,8 @@ _SCRIPT: Final = (
     ("  + ", "ddpwatch.agent.install(model)", Level.STRONG),
 )
 _HINTS: Final = (
-    ("ddpwatch demo", "in another terminal: a small training to look at"),
-    ("ddpwatch doctor", "why a job that runs is not seen"),
+    ("ddpwatch demo", "in another terminal: a small training job to look at"),
+    ("ddpwatch doctor", "checks this machine and its run directory"),
     ("q", "quits"),
 )
 
@@ -122,14 +122,16 @@ def waiting_lines(columns: int, rows: int, *, base: str, seconds: float) -> list
     lines: list[Line] = [
         [*waiting, Cell(f"  {duration(seconds)}", Level.DIM)],
         [],
-        *paragraph("No run of yours is on this host. Add two lines to the training script:", block),
+        *paragraph("No run found. Add two lines to the training script:", block),
         [],
         # Code and path are wrapped, never cut: they are there to be copied.
         *(line for lead, code, level in _SCRIPT for line in paragraph(code, block, level, lead=[Cell(lead, Level.OK)])),
         [],
-        *paragraph("The dashboard attaches by itself as soon as its ranks start.", block),
+        *paragraph("The dashboard attaches as soon as the ranks start.", block),
         [],
         *_run_directory(base, block),
+        *paragraph("Is the job running, but not found? Check in this order:", block),
+        *(line for text in NO_RUN_CHECKS for line in paragraph(text[3:], block, lead=[Cell(text[:3], Level.KEY)])),
         [],
     ]
     for key, text in _HINTS:
@@ -173,8 +175,8 @@ def picker_lines(runs: Sequence[RunRow], columns: int, rows: int, *, selected: i
 
 def _run_directory(base: str, columns: int) -> list[Line]:
     path = sanitize(base, PATH_CHARS)
-    label = Cell("Looking into", Level.DIM)
-    if columns_of(path) + 13 <= columns:
+    label = Cell("Looking in", Level.DIM)
+    if columns_of(path) + 11 <= columns:
         return [[label, Cell(f" {path}")]]
     return [[label], *([Cell(f"  {piece}")] for piece in wrap(path, columns - 2))]
 

@@ -66,25 +66,25 @@ def test_the_command_line_wins_over_the_file_and_the_last_wins(here):
     ("setting", "words"),
     [
         ("straggler.share=-1", "limit straggler.share: expected float > 0.0"),
-        ("straggler.share=abc", "limit straggler.share: 'abc' is no number"),
-        ("straggler.share='1'", "is no number"),
-        ("straggler.share=true", "is no number"),
-        ("straggler.share=", "limit straggler.share: 'nothing' is no number"),
-        ("straggler.share=[1]", "is no number"),
-        ("straggler.share=1\nx = 2", "is no number"),
-        ("straggler.share=" + "[" * 10_000, "is no number"),
-        ("straggler.share=nan", "limit straggler.share: nan is no limit"),
-        ("straggler.share=inf", "limit straggler.share: inf is no limit"),
-        ("straggler.share=-inf", "limit straggler.share: -inf is no limit"),
+        ("straggler.share=abc", "limit straggler.share: 'abc' is not a number"),
+        ("straggler.share='1'", "is not a number"),
+        ("straggler.share=true", "is not a number"),
+        ("straggler.share=", "limit straggler.share: 'nothing' is not a number"),
+        ("straggler.share=[1]", "is not a number"),
+        ("straggler.share=1\nx = 2", "is not a number"),
+        ("straggler.share=" + "[" * 10_000, "is not a number"),
+        ("straggler.share=nan", "limit straggler.share: nan is not a finite number"),
+        ("straggler.share=inf", "limit straggler.share: inf is not a finite number"),
+        ("straggler.share=-inf", "limit straggler.share: -inf is not a finite number"),
         ("straggler.window-steps=1.5", "limit straggler.window-steps: expected int"),
         ("straggler.window-steps=1" + "0" * 30, "limit straggler.window-steps"),
         ("straggler.nosuch=1", "there is no limit nosuch"),
         ("nosuch.share=1", "there is no limit nosuch"),
-        ("straggler.share", "is not of the form RULE.KEY=NUMBER"),
-        ("share=1", "is not of the form RULE.KEY=NUMBER"),
-        (".share=1", "is not of the form RULE.KEY=NUMBER"),
-        ("a.b.c=1", "is not of the form RULE.KEY=NUMBER"),
-        ("", "is not of the form RULE.KEY=NUMBER"),
+        ("straggler.share", "not of the form RULE.KEY=NUMBER"),
+        ("share=1", "not of the form RULE.KEY=NUMBER"),
+        (".share=1", "not of the form RULE.KEY=NUMBER"),
+        ("a.b.c=1", "not of the form RULE.KEY=NUMBER"),
+        ("", "not of the form RULE.KEY=NUMBER"),
     ],
 )  # fmt: skip
 def test_nonsense_on_the_command_line_is_refused_by_name(here, setting, words):
@@ -99,12 +99,12 @@ def test_nonsense_on_the_command_line_is_refused_by_name(here, setting, words):
     ("text", "words"),
     [
         ("[straggler]\nshare = -1", "limit straggler.share: expected float > 0.0"),
-        ("[straggler]\nshare = nan", "limit straggler.share: nan is no limit"),
+        ("[straggler]\nshare = nan", "limit straggler.share: nan is not a finite number"),
         ("[straggler]\nshare = 'x'", "limit straggler.share: expected float, got str"),
         ("[straggler]\nnosuch = 1", "limit straggler: there is no limit nosuch"),
         ("[nosuch]\nshare = 1", "there is no limit nosuch"),
         ("straggler = 3", "limit straggler: expected object, got int"),
-        ("[straggler]\nshare = ", "is no TOML: "),
+        ("[straggler]\nshare = ", "not valid TOML: "),
         ("[straggler]\n\nshare 1", "line 3"),
     ],
 )
@@ -126,7 +126,7 @@ def test_nonsense_in_the_project_file_is_refused_with_its_section(here):
         limits_of(None, ())
 
     (here / "pyproject.toml").write_text("[tool]\nddpwatch = 3\n")
-    with pytest.raises(UsageError, match=r"^pyproject.toml: tool.ddpwatch is no table$"):
+    with pytest.raises(UsageError, match=r"^pyproject.toml: tool.ddpwatch is not a table$"):
         limits_of(None, ())
 
 
@@ -136,8 +136,8 @@ def test_a_file_that_cannot_be_read_is_reported_as_such(here):
     (here / "large").write_bytes(b"#" * (2 << 20))
     for name, words in {
         "missing": "No such file",
-        ".": "no regular file",
-        "pipe": "no regular file",
+        ".": "not a regular file",
+        "pipe": "not a regular file",
         "latin": "not in UTF-8",
         "large": "too large",
     }.items():
@@ -150,7 +150,7 @@ def test_both_commands_refuse_nonsense_in_one_line(ddpwatch, command):
     done = ddpwatch(command, "--limit", "straggler.share=nan")
 
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "ddpwatch: --limit straggler.share=nan: limit straggler.share: nan is no limit\n"
+    assert done.stderr == "ddpwatch: --limit straggler.share=nan: limit straggler.share: nan is not a finite number\n"
 
 
 @pytest.mark.parametrize(
@@ -162,5 +162,5 @@ def test_a_span_of_time_is_read_as_people_write_it(text, span_s):
 
 @pytest.mark.parametrize("text", ["", "s", "m5", "5x", "-1", "0", "nan", "inf", "infs", "1e9h", "5 minutes"])
 def test_what_is_no_span_of_time_is_refused(text):
-    with pytest.raises(click.BadParameter, match="no span of time"):
+    with pytest.raises(click.BadParameter, match="not a duration"):
         span(text)

@@ -22,7 +22,7 @@ def test_a_usable_machine_is_reported_with_words_and_marks(ddpwatch, run_dir):
     for name in ("python", "ddpwatch", "torch", "pyzmq", "CURVE", "msgspec", "textual", "psutil", "NVIDIA"):
         assert f" {name} " in done.stdout
     assert f"✔ ok   run directory  {run_dir} is private to you" in done.stdout
-    assert "nothing is running" in done.stdout
+    assert f"no run found in {run_dir}" in done.stdout
 
 
 def test_live_runs_and_garbage_are_named(ddpwatch, run_dir):
@@ -60,9 +60,9 @@ def test_a_run_directory_with_too_long_a_path_is_bad(ddpwatch, run_dir):
 @pytest.mark.parametrize(
     ("version", "verdict", "words"),
     [
-        (None, "ok", "fine for watching"),
+        (None, "ok", "only training needs it"),
         ("2.3.1", "warn", "too old"),
-        ("2.4.0", "ok", "flight recorder for gloo needs 2.8"),
+        ("2.4.0", "ok", "gloo's flight recorder needs 2.8"),
         ("2.13.0+cpu", "ok", "flight recorder available"),
         ("nonsense", "warn", "too old"),
     ],
@@ -107,8 +107,8 @@ def test_without_a_driver_it_says_what_is_shown_instead():
     (check,) = checkup._nvidia()
 
     assert check.verdict == "warn"
-    assert check.text.startswith("no NVIDIA driver: libnvidia-ml.so.1 was not found: GPU figures are not available")
-    assert check.text.endswith("CPU % and RSS are shown instead")
+    assert check.text.startswith("no NVIDIA driver: libnvidia-ml.so.1 was not found: no GPU figures")
+    assert check.text.endswith("CPU % and resident memory are shown instead")
 
 
 def test_unreadable_gpu_figures_are_listed_with_the_reason_and_equal_gpus_grouped(scenario):
@@ -122,7 +122,7 @@ def test_unreadable_gpu_figures_are_listed_with_the_reason_and_equal_gpus_groupe
         "GPU 0,2": ("warn", f"NVIDIA H100 80GB HBM3: {old}"),
         "GPU 1": ("warn", f"NVIDIA H100 80GB HBM3: no power (no permission); {old}"),
         "GPU 3": ("warn", f"NVIDIA H100 80GB HBM3: {old}; no Xid errors (not supported by this GPU)"),
-        "GPU 4": ("warn", "of unknown name: nothing can be read (the GPU is lost)"),
+        "GPU 4": ("warn", "of unknown name: no figure is readable (the GPU is lost)"),
     }
 
 
@@ -135,7 +135,7 @@ def test_a_driver_that_hangs_does_not_hang_the_doctor(scenario, monkeypatch):
     monkeypatch.setattr(checkup, "_ask_driver", lambda: reported)
 
     assert list(gpus_of(checkup._nvidia())) == ["NVIDIA", "GPU"]
-    assert "does not answer within" in reported[-1]["why"]
+    assert "did not answer within" in reported[-1]["why"]
 
 
 def test_names_from_the_driver_are_sanitized(scenario):

@@ -10,6 +10,7 @@ import pytest
 
 from ddpwatch.cli import main
 from ddpwatch.cli.main import COMMANDS
+from ddpwatch.sources.find_run import NO_RUN_CHECKS
 from ddpwatch.version import VERSION
 from tests.builders.fake_rank import FakeRun
 from tests.cli.cli_child import child_environment
@@ -83,13 +84,12 @@ def test_no_command_shows_the_help(started_ddpwatch):
 @pytest.mark.parametrize(
     ("arguments", "exit_code", "words"),
     [
-        (["status"], 3, "nothing is running; add `ddpwatch.agent.install(model)` to the script"),
-        (["status", "x"], 3, "no run 'x'; nothing is running"),
+        (["status", "./x"], 3, "no run at x: No such file"),
         (["frobnicate"], 2, "No such command 'frobnicate'"),
         (["status", "--frobnicate"], 2, "--frobnicate"),
-        (["status", "--every", "nan"], 2, "no number of seconds"),
-        (["status", "--every", "0"], 2, "no number of seconds"),
-        (["status", "--timeout", "soon"], 2, "no number of seconds"),
+        (["status", "--every", "nan"], 2, "is not a number of seconds"),
+        (["status", "--every", "0"], 2, "is not a number of seconds"),
+        (["status", "--timeout", "soon"], 2, "is not a number of seconds"),
         (["status", "a", "b"], 2, "unexpected extra argument"),
     ],
 )
@@ -101,6 +101,15 @@ def test_an_error_is_one_line_with_its_exit_code(ddpwatch, arguments, exit_code,
     assert done.stderr.startswith("ddpwatch: ")
     assert words in done.stderr
     assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("command", ["attach x", "status", "watch --for 0.1s", "record --for 0.1s", "stacks", "ticket"])
+def test_every_command_explains_why_no_run_may_be_found(ddpwatch, run_dir, command):
+    done = ddpwatch(*command.split())
+
+    assert (done.returncode, done.stdout) == (3, "")
+    assert f"no run found in {run_dir} " in done.stderr
+    assert done.stderr.endswith("".join(f"  {check}\n" for check in NO_RUN_CHECKS))
 
 
 @pytest.mark.parametrize("command", ["status", "runs"])
@@ -145,7 +154,7 @@ def test_a_hostile_run_name_cannot_inject_escapes_into_an_error(ddpwatch, run_di
         done = ddpwatch("status", "nope")
 
     assert done.returncode == 3
-    assert done.stderr == "ddpwatch: no run 'nope'; running: ab12cd34 (evil name)\n"
+    assert done.stderr == "ddpwatch: no run matches 'nope'; live runs: ab12cd34 (evil name)\n"
 
 
 def test_an_unexpected_error_is_one_line(monkeypatch, capsys):

@@ -31,8 +31,8 @@ def test_the_verdict_comes_first_then_its_evidence_then_the_consequences(ddpwatc
     assert lines[0].startswith("Rank 2 ran out of GPU memory, asking for 2.0G.")
     assert lines[2].endswith("2.log:3 (rank 2)")
     assert "CUDA out of memory" in lines[3]
-    assert "Consequences: ranks 0-1, 3." in lines
-    assert lines[-1] == "12 lines of 4 files read, 4 recognised."
+    assert "Secondary failures: ranks 0-1, 3." in lines
+    assert lines[-1] == "Read 12 lines of 4 files; recognized 4."
 
 
 def test_machines_get_the_same(logs):
@@ -55,8 +55,8 @@ def test_logs_without_a_verdict_are_reported_and_exit_with_1(tmp_path):
     done = CliRunner().invoke(command, [str(tmp_path / "a.log")])
 
     assert done.exit_code == 1
-    assert "nothing in these logs says why; give the logs of all ranks" in " ".join(done.stdout.split())
-    assert done.stdout.endswith("2 lines of 1 file read, 0 recognised.\n")
+    assert "these logs do not show why the job ended; add the logs of all ranks" in " ".join(done.stdout.split())
+    assert done.stdout.endswith("Read 2 lines of 1 file; recognized 0.\n")
     done = CliRunner().invoke(command, ["--json", str(tmp_path / "a.log")])
     assert (done.exit_code, json.loads(done.stdout)["verdict"]) == (1, None)
 
@@ -66,7 +66,7 @@ def test_a_name_without_a_file_is_a_usage_error_of_one_line(ddpwatch, logs, name
     done = ddpwatch("postmortem", *(str(logs / name) for name in names))
 
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
-    assert f"there is no file {logs / names[-1]}; name the job's log files" in done.stderr
+    assert f"no file matches {logs / names[-1]}; name the job's log files" in done.stderr
 
 
 def test_no_argument_is_a_usage_error(ddpwatch):
@@ -83,7 +83,7 @@ def test_a_directory_means_all_files_below_it(logs, tmp_path):
     (tmp_path / "empty").mkdir()
     refused = CliRunner().invoke(command, [str(tmp_path / "empty")])
     assert isinstance(refused.exception, UsageError)
-    assert str(refused.exception).endswith("is a directory with no file in it; name the job's log files")
+    assert str(refused.exception).endswith("is an empty directory; name the job's log files")
 
 
 def test_a_directory_among_the_files_of_a_pattern_is_reported(logs):
@@ -108,4 +108,4 @@ def test_a_doubtful_verdict_says_so(tmp_path):
     done = CliRunner().invoke(command, [str(tmp_path / "a.log")])
 
     assert done.exit_code == 0
-    assert "they do not prove it" in done.stdout
+    assert "the logs do not prove it" in done.stdout

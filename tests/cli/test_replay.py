@@ -46,7 +46,7 @@ def ddpwatch(capsys, *arguments):
 def test_without_a_terminal_the_status_is_printed_as_it_was_at_a_moment_or_at_the_end(path, capsys):
     code, out, err = ddpwatch(capsys, path, "--at", "14:13:30")
     assert (code, err) == (0, "")
-    assert "as it was at 2026-09-21 14:13:30, attempt 1 of 2" in out
+    assert "recorded status at 2026-09-21 14:13:30, attempt 1 of 2" in out
     assert "rank 2 slow in backward" in out
     code, out, _ = ddpwatch(capsys, path)
     assert code == 0
@@ -110,7 +110,7 @@ def test_an_alert_whose_frames_are_deleted_is_reported(path, tmp_path, capsys):
     code, out, err = ddpwatch(capsys, kept, "--json", "--from-alert", "1")
     assert code == 0
     assert json.loads(out)["ranks"]
-    assert err == "ddpwatch: What was recorded of alert 1 is no longer kept; this is the first moment that is.\n"
+    assert err == "ddpwatch: The frames of alert 1 were deleted by --keep or --max; this is the first moment left.\n"
 
 
 def test_json_is_the_object_of_the_status(path, capsys):
@@ -130,10 +130,10 @@ def test_json_is_the_object_of_the_status(path, capsys):
         (("--at", "03:41"), "--at 03:41: nothing was recorded at 03:41; it was recorded from 2026-09-21 14:13:20 to"),
         (("--at", "soon"), "'soon' is no moment such as 03:41"),
         (("--from-alert", "9"), "--from-alert 9: there are 3 in what was recorded from 2026-09-21 14:13:20 to"),
-        (("--speed", "nan"), "--speed nan: is no speed between 0.01 and 1000"),
-        (("--speed", "0"), "--speed 0: is no speed between"),
-        (("--at", "50%", "--from-alert", "1"), "give one of them"),
-        (("--theme", "nosuch"), "no theme 'nosuch'; there are: "),
+        (("--speed", "nan"), "--speed nan is not between 0.01 and 1000"),
+        (("--speed", "0"), "--speed 0 is not between"),
+        (("--at", "50%", "--from-alert", "1"), "use one of them"),
+        (("--theme", "nosuch"), "unknown theme 'nosuch'; choose from: "),
     ],
 )
 def test_what_makes_no_sense_is_one_line(path, capsys, arguments, said):

@@ -20,7 +20,7 @@ from tests.builders.recordings import frame, make_run, measured, record
 from tests.cli.cli_child import ROOT
 
 RUN = Scenario(2, steps=60)
-LAST_TAKEN = "this is attempt 2, the last; --attempt N takes another\n"
+LAST_TAKEN = "this is attempt 2, the last one; choose another with --attempt N\n"
 
 
 @pytest.fixture(scope="module")
@@ -109,10 +109,7 @@ def test_what_is_no_report_is_overwritten_only_by_force(in_process, recording, t
 def test_help_and_readme_say_which_steps_a_table_of_steps_lacks(in_process):
     reported = " ".join(in_process("export", "--help").stdout.split())
 
-    assert (
-        "a row for each rank and step; steps that only some ranks have, as the last ones before a crash, are"
-        in reported
-    )
+    assert "one row per rank and step. Steps that not all ranks have finished, such as the last ones before" in reported
     assert "a row for each rank and step that all ranks have" in (ROOT / "docs" / "recordings.md").read_text()
 
 
@@ -180,8 +177,8 @@ def test_a_damaged_recording_is_reported_as_far_as_it_can_be_read(in_process, re
     assert result.returncode == 0
     (line,) = result.stderr.splitlines()
     assert line.startswith(f"ddpwatch: run.ddpw is damaged: 1 part could not be read, {frames} of ")
-    assert line.endswith(" frames are missing; the rest is told")
-    reported = line.removeprefix("ddpwatch: run.ddpw is damaged: ").removesuffix("; the rest is told")
+    assert line.endswith(" frames are missing; the rest is shown")
+    reported = line.removeprefix("ddpwatch: run.ddpw is damaged: ").removesuffix("; the rest is shown")
     assert f"The recording is damaged: {reported}." in (tmp_path / "run.html").read_text()
 
 
@@ -201,7 +198,7 @@ def test_a_truncated_recording_is_read_as_far_as_possible_or_refused_in_one_line
     [
         (["--attempt", "3"], "no attempt 3 in"),
         (["-o", "."], "is a directory"),
-        (["-o", "no/such/x.html"], "there is no directory"),
+        (["-o", "no/such/x.html"], "no directory"),
         (["--baseline", "."], "is a directory"),
     ],
 )

@@ -40,4 +40,4 @@ def test_an_unknown_rule_is_refused_by_name(ddpwatch):
     done = ddpwatch("rules", "nonsense")
 
     assert (done.returncode, done.stdout) == (2, "")
-    assert "there is no rule 'nonsense'; there are judge, straggler," in done.stderr
+    assert "unknown rule 'nonsense'; choose from: judge, straggler," in done.stderr

@@ -19,7 +19,7 @@ from tests.builders.fake_rank import FakeRun
 from tests.cli.cli_child import GIVE_UP_S
 
 ESCAPE = "\x1b"
-WAITING = "waiting for a run; add ddpwatch.agent.install(model) to the script\n"
+WAITING = "waiting for a run in {}; if the job is running, see `ddpwatch doctor`\n"
 ALERT_KEYS = {
     "schema", "event", "run", "rule", "severity", "ranks", "phase", "phases", "message", "advice", "cost", "evidence",
     "since",
@@ -87,7 +87,7 @@ def test_a_slow_rank_is_printed_as_text(start_ddpwatch, slow_run):
     assert exit_code == 0
     assert ESCAPE not in reported + out
     assert re.fullmatch(
-        r"run ab12cd34 \(resnet50\) has ended: its ranks said goodbye; \d alerts? opened: \d warning.*\n", err
+        r"run ab12cd34 \(resnet50\) has ended: all ranks have exited; \d alerts? opened: \d warning.*\n", err
     )
 
 
@@ -114,7 +114,7 @@ def test_a_run_without_trouble_is_silent_and_fine(start_ddpwatch, run_dir):
         exit_code, out, err = finish(child)
 
     assert (exit_code, out) == (0, "")
-    assert err == "run ab12cd34 (train) has ended: its ranks said goodbye; no alert opened\n"
+    assert err == "run ab12cd34 (train) has ended: all ranks have exited; no alert opened\n"
 
 
 @pytest.mark.parametrize(("fail_on", "exit_code"), [("info", 4), ("warning", 4), ("critical", 0)])
@@ -135,7 +135,7 @@ def test_time_that_is_up_is_no_failure_unless_an_alert_was(start_ddpwatch, slow_
 
         assert exit_code == expected
         assert "straggler" in out
-        assert "goes on; the time for watching is up; " in err
+        assert "is still running; stopped watching after --for; " in err
 
 
 def test_a_rank_that_failed_is_a_bad_end(start_ddpwatch, run_dir):
@@ -186,20 +186,20 @@ def test_a_run_whose_processes_are_all_killed_ends_badly(start_ddpwatch, run_dir
 
 def test_it_waits_for_a_run_to_start(start_ddpwatch, run_dir):
     child = start_ddpwatch("watch")
-    assert child.stderr.readline() == WAITING
+    assert child.stderr.readline() == WAITING.format(run_dir)
     with FakeRun(run_dir, 1) as run:
         wait_until_followed(run)
         say_goodbye(run)
         exit_code, _, err = finish(child)
 
     assert exit_code == 0
-    assert "has ended: its ranks said goodbye" in err
+    assert "has ended: all ranks have exited" in err
 
 
 def test_it_waits_for_the_run_that_was_named(start_ddpwatch, run_dir):
     with FakeRun(run_dir, 1, run_id="0123456789abcdef", name="other") as other:
         child = start_ddpwatch("watch", "mine")
-        assert child.stderr.readline() == WAITING.replace("a run", "run 'mine'")
+        assert child.stderr.readline() == WAITING.format(run_dir).replace("a run", "run 'mine'", 1)
         with FakeRun(run_dir, 1, name="mine") as run:
             wait_until_followed(run)
             say_goodbye(run)
@@ -210,11 +210,11 @@ def test_it_waits_for_the_run_that_was_named(start_ddpwatch, run_dir):
     assert "(mine) has ended" in err
 
 
-def test_waiting_ends_with_its_time(ddpwatch):
+def test_waiting_ends_with_its_time(ddpwatch, run_dir):
     done = ddpwatch("watch", "--for", "0.2")
 
     assert (done.returncode, done.stdout) == (3, "")
-    assert done.stderr == WAITING + "ddpwatch: no run was seen in that time\n"
+    assert done.stderr.startswith(f"{WAITING.format(run_dir)}ddpwatch: gave up waiting: no run found in {run_dir} ")
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -225,13 +225,13 @@ def test_control_c_and_a_plain_kill_end_it_with_a_summary(start_ddpwatch, slow_r
     exit_code, _, err = finish(child)
 
     assert exit_code == 130
-    assert "goes on, no longer watched; " in err
+    assert "is still running; stopped watching; " in err
     assert err.count("\n") == 1
 
 
 def test_control_c_while_waiting_is_quiet(start_ddpwatch, run_dir):
     child = start_ddpwatch("watch")
-    assert child.stderr.readline() == WAITING
+    assert child.stderr.readline() == WAITING.format(run_dir)
     child.send_signal(signal.SIGINT)
 
     assert finish(child) == (130, "", "")
@@ -240,11 +240,11 @@ def test_control_c_while_waiting_is_quiet(start_ddpwatch, run_dir):
 @pytest.mark.parametrize(
     ("arguments", "exit_code", "words"),
     [
-        (["--for", "soon"], 2, "no span of time"),
+        (["--for", "soon"], 2, "not a duration"),
         (["--fail-on", "anything"], 2, "'anything' is not one of"),
         (["--webhook", "ftp://user:secret@example.com"], 2, "--webhook: that is no http:// or https:// address"),
         (["--limit", "straggler.share"], 2, "RULE.KEY=NUMBER"),
-        (["--config", "nosuch.toml"], 2, "--config nosuch.toml: cannot be read: No such file"),
+        (["--config", "nosuch.toml"], 2, "--config nosuch.toml: cannot read it: No such file"),
         (["/nosuch/run.json"], 3, "no run at /nosuch/run.json"),
         (["a", "b"], 2, "unexpected extra argument"),
     ],
@@ -269,7 +269,7 @@ def test_a_pattern_that_the_shell_has_expanded_is_refused_with_a_hint_about_quot
     done = ddpwatch(command, "--log", *map(str, logs))
 
     assert done.returncode == 2
-    assert "a pattern in quotes: --log 'logs/**/*.log'" in done.stderr
+    assert "one quoted pattern, such as --log 'logs/**/*.log'" in done.stderr
     assert done.stderr.count("\n") == 1
 
 
@@ -310,7 +310,7 @@ def test_a_command_that_fails_changes_nothing_but_the_summary(start_ddpwatch, sl
     failure, summary = err.splitlines()
     assert exit_code == 0
     assert failure == "ddpwatch: --exec failed: exit code 7"
-    assert re.search(r"; --exec: \d changes? not delivered$", summary)
+    assert re.search(r"; --exec: \d alert changes? not delivered$", summary)
 
 
 def test_a_web_address_gets_the_changes(start_ddpwatch, slow_run):
@@ -354,7 +354,7 @@ def test_a_dead_web_address_is_reported_once_and_counted(start_ddpwatch, slow_ru
 
     assert exit_code == 0
     assert failure == f"ddpwatch: webhook {url} failed: connection refused (3 tries)\n"
-    assert re.search(rf"; webhook {url}: \d changes? not delivered\n$", err)
+    assert re.search(rf"; webhook {url}: \d alert changes? not delivered\n$", err)
     assert err.count("\n") == 1
 
 

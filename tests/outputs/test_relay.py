@@ -440,7 +440,7 @@ def test_the_relay_ends_with_the_run_and_so_do_its_viewers(run, relay):
             rank.say_bye()
         advance(follower, lambda: follower.ended)
         assert follower.said_goodbye
-    wait_until(lambda: relay.ended == "its ranks said goodbye")
+    wait_until(lambda: relay.ended == "all ranks have exited")
 
 
 def test_a_remote_viewer_learns_of_exits_from_the_relay(run_dir):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 
@@ -55,7 +56,7 @@ def test_a_name_may_have_a_slash_in_it_unless_it_is_a_path(run_dir, tmp_path, mo
     monkeypatch.chdir(tmp_path)
 
     assert find("meta/llama") == run
-    with pytest.raises(NoSuchRun, match="no run 'meta/other'; running: ab12cd34"):
+    with pytest.raises(NoSuchRun, match="no run matches 'meta/other'; live runs: ab12cd34"):
         find("meta/other")
     (tmp_path / "meta" / "llama").mkdir(parents=True)
     for path in ("meta/llama", "./meta/llama"):
@@ -101,13 +102,20 @@ def test_an_unknown_run_is_answered_with_what_is_running(run_dir, selector):
     with pytest.raises(NoSuchRun) as missing:
         find(selector)
     assert missing.value.exit_code == 3
-    assert str(missing.value) == f"no run {selector!r}; running: ab12cd34 (train)"
+    assert str(missing.value) == f"no run matches {selector!r}; live runs: ab12cd34 (train)"
 
 
 @pytest.mark.parametrize("selector", [None, "nope"])
-def test_nothing_running_is_answered_with_the_line_to_add(run_dir, selector):
-    with pytest.raises(NoSuchRun, match=r"nothing is running; add `ddpwatch\.agent\.install\(model\)` to the script"):
+def test_no_run_found_names_where_it_looked_and_the_likely_reasons_in_order(run_dir, selector):
+    with pytest.raises(NoSuchRun) as missing:
         find(selector)
+
+    assert str(missing.value) == f"no run found in {run_dir} (host {socket.gethostname()}, uid {os.getuid()})"
+    host, run_directory, install, exited = missing.value.hints
+    assert "Another host or user?" in host
+    assert "DDPWATCH_RUN_DIR" in run_directory
+    assert "ddpwatch.agent.install(model)" in install
+    assert "ddpwatch postmortem LOG" in exited
 
 
 def test_a_run_directory_that_does_not_exist_yet_holds_nothing(run_dir, monkeypatch):
@@ -124,7 +132,7 @@ def test_a_stale_run_is_pruned(run_dir, dead_pid_file):
 
 
 def test_a_ticket_of_an_ended_run_is_refused(run_dir, dead_pid_file):
-    with pytest.raises(NoSuchRun, match="has ended"):
+    with pytest.raises(NoSuchRun, match=r"has exited; `ddpwatch postmortem LOG"):
         find(str(run_dir / dead_pid_file.id))
 
 
@@ -137,9 +145,9 @@ def test_a_missing_or_invalid_ticket_is_refused_by_name(tmp_path):
         find(str(tmp_path / "none.json"))
     with pytest.raises(NoSuchRun, match=r"no run at .*: the directory has no run\.json"):
         find(str(tmp_path))
-    with pytest.raises(UsageError, match=r"empty\.json is no run file: it is empty"):
+    with pytest.raises(UsageError, match=r"empty\.json is not a ticket: it is empty"):
         find(str(tmp_path / "empty.json"))
-    with pytest.raises(UsageError, match=r"bad\.json is no run file: it cannot be read"):
+    with pytest.raises(UsageError, match=r"bad\.json is not a ticket: it cannot be read"):
         find(str(tmp_path / "bad.json"))
 
 
