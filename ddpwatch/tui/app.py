@@ -120,7 +120,7 @@ class Dashboard(App[None]):
                 yield Painted(self._summary, id="summary-page", classes="box", focus=True)
         yield from self.bars()
         yield Painted(self._keys, id="keys")
-        placeholder = "rank, host, state or rule; Enter keeps it, Esc clears it"
+        placeholder = "rank, host, state or rule; enter applies, esc clears"
         yield Field(self._close_filter, placeholder=placeholder, name="filter")
 
     def bars(self) -> Iterable[Widget]:
@@ -138,7 +138,7 @@ class Dashboard(App[None]):
         line = tab_line(shown, self.where, columns)
         wanted = self._filter.value if self.tables() else ""
         if wanted:
-            line = [*line, Cell(f"  only {sanitize(wanted, NAME_CHARS)} · esc shows all", Level.WARN, "leave")]
+            line = [*line, Cell(f"  filter: {sanitize(wanted, NAME_CHARS)} · esc clears it", Level.WARN, "leave")]
         return [fit(line, columns)]
 
     def _keys(self, run_view: RunView, columns: int, _rows: int) -> list[Line]:
@@ -229,7 +229,7 @@ class Dashboard(App[None]):
 
     def notify_restart(self) -> None:
         """Say that this is another run of the job."""
-        self.notify(f"The job has restarted: this is its new run, {self.feed.name}.", markup=False)
+        self.notify(f"The job has restarted; attached to its new run, {self.feed.name}.", markup=False)
 
     def _wait(self, *, came: bool, now_s: float) -> None:
         if self._board.query_one(ContentSwitcher).current != LOBBY:
@@ -277,7 +277,7 @@ class Dashboard(App[None]):
         if run_view is not None and at == self._at and self._still_there:
             if at is not None and run_view.at is not None and run_view.at > at:
                 # The history is bounded: a paused step may be older than all that is left.
-                self.notify("Steps before this one are no longer known.", markup=False)
+                self.notify("Earlier steps are not in memory.", markup=False)
             self.run_view, self._at = run_view, run_view.at
             self._paint()
 
@@ -374,7 +374,7 @@ class Dashboard(App[None]):
             return
         self._board.query_one(RunPicker).begin(run.id)
         if not await self._feed_thread.ask(self.feed.choose):
-            self.notify("There is no other run now.", markup=False)
+            self.notify("No other run was found.", markup=False)
 
     def on_run_picker_chosen(self, event: RunPicker.Chosen) -> None:
         """Attach to a run from the list."""

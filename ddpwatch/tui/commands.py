@@ -44,14 +44,14 @@ KEPT: Final = frozenset({"Theme", "Quit"})
 def commands(app: Dashboard, offered: Iterable[SystemCommand]) -> Iterator[SystemCommand]:
     """Commands of the dashboard, and some of Textual."""
     for name, title in TABS:
-        yield SystemCommand(f"Go to {title}", f"The screen {title}", lambda name=name: app.action_show(name))
-    yield SystemCommand("Pause", "Stand still while the run goes on", app.action_pause)
-    yield SystemCommand("Live", "Come back to now", app.action_live)
+        yield SystemCommand(f"Go to {title}", f"Show the {title} screen", lambda name=name: app.action_show(name))
+    yield SystemCommand("Pause", "Pause the screen while the run continues", app.action_pause)
+    yield SystemCommand("Live", "Return to the live view", app.action_live)
     if app.run_view is not None and stuck_rank(app.run_view) is not None:
-        yield SystemCommand("Stuck rank", "The page of the rank that the others wait for", app.action_open_stuck)
+        yield SystemCommand("Stuck rank", "Open the page of the rank that the others wait for", app.action_open_stuck)
     if app.feed.choosable:
         yield SystemCommand("Runs", "Choose another run", app.action_runs)
-    yield SystemCommand("Export", "Write this screen as an SVG file", app.action_export)
+    yield SystemCommand("Export", "Save this screen as an SVG file", app.action_export)
     yield SystemCommand("Help", "Explain every number", app.action_help)
     yield from (command for command in offered if command.title in KEPT)
 
@@ -61,7 +61,7 @@ def copy_alert(app: Dashboard, alert: Alert | None) -> None:
     if alert is None:
         return
     app.copy_to_clipboard(alert_text(alert, zone=local_zone()))
-    app.notify("The alert is on the clipboard, if the terminal allows it.", markup=False)
+    app.notify("Alert copied, if the terminal allows clipboard access.", markup=False)
 
 
 def export_screen(app: Dashboard, folder: Path | None) -> None:
@@ -80,6 +80,6 @@ def _export(app: Dashboard, folder: Path | None) -> None:
             file.write(screen_svg(app, "ddpwatch"))
     except OSError as error:
         where = "the current directory" if folder is None else folder
-        app.notify(f"Cannot write into {where}: {error.strerror}", severity="error", markup=False)
+        app.notify(f"Cannot write to {where}: {error.strerror}", severity="error", markup=False)
     else:
-        app.notify(f"Written: {path.name}", markup=False)
+        app.notify(f"Saved as {path.name}", markup=False)

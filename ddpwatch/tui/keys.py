@@ -23,14 +23,14 @@ BINDINGS: Final = (
     Binding("7", f"show('{SUMMARY}')", "summary"),
     Binding("escape", "leave", "back"),
     Binding("space", "pause", "pause"),
-    Binding("left", "scrub(-1)", "a step back"),
-    Binding("right", "scrub(1)", "a step on"),
-    Binding("shift+left", f"scrub(-{LONG_SCRUB_STEPS})", "many steps back"),
-    Binding("shift+right", f"scrub({LONG_SCRUB_STEPS})", "many steps on"),
+    Binding("left", "scrub(-1)", "one step back"),
+    Binding("right", "scrub(1)", "one step forward"),
+    Binding("shift+left", f"scrub(-{LONG_SCRUB_STEPS})", "20 steps back"),
+    Binding("shift+right", f"scrub({LONG_SCRUB_STEPS})", "20 steps forward"),
     Binding("l", "live", "live"),
     Binding("slash", "filter", "filter"),
     Binding("s", "sort_next", "sort"),
-    Binding("S", "sort_turn", "turn the order"),
+    Binding("S", "sort_turn", "reverse the order"),
     Binding("w", "follow_worst", "follow the worst"),
     Binding("x", "open_stuck", "the stuck rank"),
     Binding("c", "copy", "copy"),
@@ -60,50 +60,50 @@ _TABLES: Final = ("overview", "ranks")
 _SORTED: Final = (*_TABLES, "gpus")
 KEYS: Final = (
     Key("⏎", "rank", "open_rank", "open the page of the rank under the cursor", _SORTED),
-    Key("esc", "back", "leave", "go back to where you came from", ("rank",)),
+    Key("esc", "back", "leave", "go back", ("rank",)),
     Key("c", "copy", "copy", "copy the selected alert as text", ("alerts",)),
     Key("x", "", "open_stuck", "while the job hangs: open the page of the rank that the others wait for"),
-    Key("/", "filter", "filter", "show only ranks with these words: a rank, a host, a state, a rule", _TABLES),
-    Key("s", "sort", "sort_next", "sort by the next column; S turns the order round, and so does a click", _SORTED),
+    Key("/", "filter", "filter", "filter ranks by rank, host, state or rule", _TABLES),
+    Key("s", "sort", "sort_next", "sort by the next column; S or a click on the title reverses the order", _SORTED),
     Key("w", "worst", "follow_worst", "keep the worst rank on top, with the cursor on it", _TABLES),
-    Key("space", "pause", "pause", "stand still while the run goes on; again goes back to live"),
-    Key("← →", "time", "scrub(-1)", "go back and forth in time by a step, with shift by twenty"),
-    Key("l", "live", "live", "come back to now"),
-    Key("r", "runs", "runs", "choose another run, where there is one; esc goes back to this one"),
+    Key("space", "pause", "pause", "pause the screen while the run continues; again resumes"),
+    Key("← →", "time", "scrub(-1)", "go one step back or forward; with shift, 20 steps"),
+    Key("l", "live", "live", "return to the live view"),
+    Key("r", "runs", "runs", "choose another run, if there is one; esc returns to this one"),
     Key("?", "help", "help", "explain every number"),
-    Key("q", "quit", "quit", "leave; the training does not notice"),
+    Key("q", "quit", "quit", "quit; training is not affected"),
     Key("1-6", "", "", "go to a screen; 7 is the summary of a run that has ended"),
-    Key("↑ ↓", "", "", "move the cursor, or scroll; page up and down, home and end work too"),
-    Key("e", "", "export", "write this screen as an SVG file into the current directory"),
-    Key("ctrl+p", "", "", "find a command or a theme"),
+    Key("↑ ↓", "", "", "move the cursor or scroll; also page up, page down, home, end"),
+    Key("e", "", "export", "save this screen as an SVG file in the current directory"),
+    Key("ctrl+p", "", "", "open the command palette, also for themes"),
 )
 
 
 REPLAY_KEYS: Final = (
-    Key("space", "play/pause", "pause", "play the recording, or stand still"),
-    Key(". ,", "step", "step(1)", "one step on or back, and stand still there"),
-    Key("n N", "alert", "alert(1)", "go to where the next alert was opened, or the one before"),
-    Key("[ ]", "10 s", "jump(10)", "ten seconds back or on; { and } five minutes"),
+    Key("space", "play/pause", "pause", "play or pause the recording"),
+    Key(". ,", "step", "step(1)", "go one step forward or back, and pause there"),
+    Key("n N", "alert", "alert(1)", "go to the next or previous alert"),
+    Key("[ ]", "10 s", "jump(10)", "go 10 s back or forward; { and } 5 min"),
     Key("+ -", "speed", "faster(1)", "play faster or slower"),
-    Key("g", "go to", "go_to", "go to a time: 03:41, 03:41:20, a date and a time, +90s from the beginning, 50%"),
+    Key("g", "go to", "go_to", "go to a time: 03:41, 03:41:20, a date and a time, +90s from the start, 50%"),
     Key("home end", "", "seek_part(0)", "go to the first step or alert of the recording, or to its end"),
 )
 """Keys of a replay, in place of those in `_NOT_IN_REPLAY`."""
 _NOT_IN_REPLAY: Final = frozenset({"space", "l", "← →", "r"})
 REPLAY_BINDINGS: Final = (
-    Binding("full_stop", "step(1)", "a step on"),
-    Binding("comma", "step(-1)", "a step back"),
+    Binding("full_stop", "step(1)", "one step forward"),
+    Binding("comma", "step(-1)", "one step back"),
     Binding("n", "alert(1)", "next alert"),
-    Binding("N", "alert(-1)", "last alert"),
-    Binding("right_square_bracket", "jump(10)", "10 s on"),
+    Binding("N", "alert(-1)", "previous alert"),
+    Binding("right_square_bracket", "jump(10)", "10 s forward"),
     Binding("left_square_bracket", "jump(-10)", "10 s back"),
-    Binding("right_curly_bracket", "jump(300)", "5 min on"),
+    Binding("right_curly_bracket", "jump(300)", "5 min forward"),
     Binding("left_curly_bracket", "jump(-300)", "5 min back"),
     Binding("plus,equals_sign", "faster(1)", "faster"),
     Binding("minus", "faster(-1)", "slower"),
     # With priority over the lists, which use these keys in a live run.
     Binding("g", "go_to", "go to a time", priority=True),
-    Binding("home", "edge(0)", "beginning", priority=True),
+    Binding("home", "edge(0)", "start", priority=True),
     Binding("end", "edge(1)", "end", priority=True),
 )
 
@@ -137,7 +137,7 @@ def keys_of(
         return listed
     if ended:
         return [("l", "the end", "live"), *listed]
-    return [("space", "go on", "live"), ("l", "live", "live"), *(key for key in listed if key[0] != "space")]
+    return [("space", "resume", "live"), ("l", "live", "live"), *(key for key in listed if key[0] != "space")]
 
 
 def all_keys(*, replayed: bool = False) -> list[tuple[str, str]]:

@@ -185,7 +185,7 @@ class RankTable(Canvas, can_focus=True, inherit_bindings=False):
         row = self._row_at(y)
         if row is None:
             no_match = y == HEADING_ROWS and not self._rows and self.ordering.wanted
-            return [Cell("  no rank has these words; esc shows all", Level.WARN)] if no_match else []
+            return [Cell("  no rank matches the filter; esc clears it", Level.WARN)] if no_match else []
         # The mark shows the cursor without colors.
         return [Cell("▌" if self._has_cursor(row) else " ", Level.TITLE), *self._fitted.line(row)]
 

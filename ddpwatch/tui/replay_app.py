@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 NOTICE_S: Final = 2.5
 """Seconds for which a notice is shown."""
-AT_THE_END: Final = "Nothing was recorded after this."
+AT_THE_END: Final = "This is the end of the recording."
 _TIME_KEYS: Final = frozenset({"go_to", "edge"})
 """Actions whose keys a field to type in, or a page over the screen, uses itself."""
 
@@ -134,7 +134,7 @@ class ReplayDashboard(Dashboard):
         if not await self._feed_thread.ask(self.recording.play_to_step, step):
             playback = self.recording.playback
             at_end = playback.at_end and playback.place == len(playback.reel.spans) - 1
-            self.notify(AT_THE_END if at_end else "No step has ended there within a minute.", markup=False)
+            self.notify(AT_THE_END if at_end else "No step ends within a minute of this time.", markup=False)
         # Several steps may have come at once.
         self._at = step if self.recording.has_later_steps(step) else None
         await self._load()
@@ -150,7 +150,7 @@ class ReplayDashboard(Dashboard):
         """Go to where the next alert was opened, or with -1 the one before."""
         moment_ns = self.recording.playback.next_alert(way)
         if moment_ns is None:
-            self.notify("No alert was opened after this." if way > 0 else "No alert was opened before.", markup=False)
+            self.notify("No later alert." if way > 0 else "No earlier alert.", markup=False)
         else:
             self._go(moment_ns)
 

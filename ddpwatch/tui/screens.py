@@ -291,7 +291,7 @@ class Alerts(Pane):
     def compose(self) -> ComposeResult:
         """The list, and the selected alert."""
         yield AlertList(title="alerts", id="alert-list", classes="box fixed")
-        yield Painted(self._detail, title="what it is and what to do", id="alert-detail", classes="box", focus=True)
+        yield Painted(self._detail, title="details and what to try", id="alert-detail", classes="box", focus=True)
 
     def _detail(self, run_view: RunView, columns: int, _rows: int) -> list[Line]:
         alert = self.query_one(AlertList).alert(run_view)

@@ -46,8 +46,8 @@ MEASURED: Final = frozenset({"buckets", "hook"})
 TITLES: Final = (("#", 4), ("SIZE", 5), ("READY", 6), ("TOOK", 6))
 FIGURES: Final = (("HIDDEN", 6), ("GB/s", 6))
 HOW: Final = (
-    'Bucket times are off. To have them: ddpwatch.agent.install(model, comm="buckets")',
-    "It adds a communication hook, some microseconds a bucket. A hook of your own is timed as it is, without asking.",
+    'Bucket timing is off. To turn it on: ddpwatch.agent.install(model, comm="buckets")',
+    "It adds a communication hook to DDP: some microseconds per bucket. One registered by your script is timed anyway.",
 )
 MIN_CHART_ROWS: Final = 3
 """Min. number of rows for the chart of the share."""
@@ -96,7 +96,7 @@ def share_lately(run_view: RunView) -> str:
     figures, limit = run_view.figures, run_view.limits.comm_share.share
     if figures is None or run_view.state.world_size < 2 or figures.share <= limit or share_mark(run_view):
         return ""
-    return f"over {percent(limit)} just now"
+    return f"over {percent(limit)} recently"
 
 
 def share_lines(run_view: RunView, columns: int, rows: int) -> list[Line]:
@@ -111,9 +111,9 @@ def share_lines(run_view: RunView, columns: int, rows: int) -> list[Line]:
 def _words(run_view: RunView, columns: int) -> list[Line]:
     figures = run_view.figures
     if run_view.state.world_size < 2:
-        return [[_label("all-reduce"), Cell("none: one rank has nobody to meet", Level.DIM)]]
+        return [[_label("all-reduce"), Cell("none: there is only one rank", Level.DIM)]]
     if figures is None:
-        return [[_label("all-reduce"), Cell(f"unproven: {no_figures_reason(run_view.state)}", Level.WARN)]]
+        return [[_label("all-reduce"), Cell(f"unknown: {no_figures_reason(run_view.state)}", Level.WARN)]]
     scaled: list[Line] = []
     if run_view.scaling:
         scaled = paragraph(scaling_sentence(run_view.scaling), columns, lead=[_label("scaling")])
@@ -130,7 +130,7 @@ def _headline(run_view: RunView, figures: Figures) -> Line:
         Cell(" of the step"),
     ]
     if figures.wire_share is None:
-        line.append(Cell("; wire or waiting is unproven: not all ranks are heard"))
+        line.append(Cell("; wire and waiting are unknown: no data from some ranks"))
     else:
         wire, waiting = wire_and_waiting(figures.share, figures.wire_share)
         line += [
@@ -151,21 +151,21 @@ def _headline(run_view: RunView, figures: Figures) -> Line:
 def _rank_text(run_view: RunView, figures: Figures) -> Line:
     ranks, cost = waited_for(run_view)
     if ranks:
-        reported = "" if cost is None else f", which costs the job {percent(cost)} of its time"
+        reported = "" if cost is None else f", which costs {percent(cost)} of the job's time"
         finding = run_view.worst.get(ranks[0])
         level = Level.WARN if finding is None else MARKS[finding.severity].level
         return [_label("waiting for"), Cell(ranks_text(ranks), level), Cell(reported)]
-    why = "nobody: no rank stands out" if figures.complete else "unproven: not all ranks are heard"
+    why = "no rank in particular" if figures.complete else "unknown: no data from some ranks"
     return [_label("waiting for"), Cell(why, Level.DIM)]
 
 
 def _overlap(figures: Figures) -> Line:
     if figures.overlap is None:
-        return [_label("overlap"), Cell("unproven: the buckets are not timed", Level.DIM)]
+        return [_label("overlap"), Cell("unknown: bucket timing is off", Level.DIM)]
     line = [
         _label("overlap"),
         Cell(percent(figures.overlap), Level.STRONG),
-        Cell(" of the gradient all-reduce is hidden behind computing"),
+        Cell(" of the gradient all-reduce is hidden behind backward"),
     ]
     if figures.bus_bytes_s is not None:
         line.append(Cell(f" · {figures.bus_bytes_s / 1e9:.3g} GB/s bus bandwidth"))
@@ -186,7 +186,7 @@ def _share_chart(run_view: RunView, columns: int, rows: int) -> list[Line]:
         columns,
         rows,
         unit="%",
-        marks=[Mark(limit * 100, f"limit {percent(limit)}")],
+        marks=[Mark(limit * 100, f"threshold {percent(limit)}")],
         cursor=run_view.at,
     )
 
@@ -236,7 +236,7 @@ def _choose(run_view: RunView, rank: int | None) -> tuple[RankState | None, str]
         return ranks.get(rank), ""
     for slow in waited_for(run_view)[0]:
         if slow in ranks and ranks[slow].buckets is not None:
-            return ranks[slow], ", whom the others wait for"
+            return ranks[slow], ", which the others wait for"
     return next((state for state in ranks.values() if state.buckets is not None), None), ""
 
 
@@ -244,12 +244,12 @@ def _without_buckets(run_view: RunView, rank: int | None) -> tuple[str, ...]:
     states = {row.state.rank: row.state for row in run_view.rows}
     asked = states.values() if rank is None else filter(None, [states.get(rank)])
     if any(state.hello is not None and state.hello.comm in MEASURED for state in asked):
-        return ("Buckets are timed; they come with the next step.",)
+        return ("Bucket timing is on; times arrive with the next step.",)
     return HOW
 
 
 def _titles(bar_columns: int) -> Line:
-    bar = pad("SINCE BACKWARD BEGAN", bar_columns) + "  " if bar_columns else ""
+    bar = pad("SINCE START OF BACKWARD", bar_columns) + "  " if bar_columns else ""
     left = "".join(pad(title, width, right=True) + "  " for title, width in TITLES)
     right = "".join(pad(title, width, right=True) + "  " for title, width in FIGURES)
     return [Cell((left + bar + right).rstrip(), Level.DIM)]
@@ -284,14 +284,14 @@ def _bar(timing: Timing, backward_ns: int | None, full_ns: int, columns: int) ->
 
 def _legend(backward_ns: int | None) -> Line:
     if backward_ns is None:
-        return [HIDDEN, Cell(" under way   ", Level.DIM), UNSEEN, Cell(" its end could not be seen", Level.DIM)]
+        return [HIDDEN, Cell(" in flight   ", Level.DIM), UNSEEN, Cell(" end not observed", Level.DIM)]
     return [
         HIDDEN,
         Cell(" hidden behind backward   ", Level.DIM),
         EXPOSED,
-        Cell(" the step waits for it   ", Level.DIM),
+        Cell(" exposed   ", Level.DIM),
         BACKWARD_END,
-        Cell(" own backward ends", Level.DIM),
+        Cell(" backward ends", Level.DIM),
     ]
 
 

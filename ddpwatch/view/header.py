@@ -31,7 +31,7 @@ def header_line(run_view: RunView, columns: int, marks: Sequence[Cell] = ()) -> 
     if step is not None:
         facts.append(f"step {count(step)}")
     facts.append(f"{plural(state.world_size, 'rank')} on {plural(totals.hosts, 'host')}")
-    facts.append(backend(state) or "backend not known")
+    facts.append(backend(state) or "backend unknown")
     if totals.running_s is not None:
         facts.append(clock(totals.running_s))
     if figures and figures.effective_batch is not None:

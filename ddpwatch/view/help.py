@@ -21,10 +21,10 @@ _KEY_GAP: Final = 3
 _PIECE_TEXTS: Final = {
     "data": "blocked in the DataLoader: the next batch was not ready.",
     "forward": "the model's forward pass.",
-    "backward": "the backward pass, as far as this rank computes itself.",
-    "waiting": "in the all-reduce, waiting for slower ranks: look for the one with the least of it.",
-    "wire": "in the all-reduce, while the network itself works: even the last rank to arrive spends it.",
-    "sync, not told apart": "in the all-reduce; waiting and wire cannot be told apart while a rank is not heard.",
+    "backward": "the backward pass, without exposed all-reduce.",
+    "waiting": "in the all-reduce, waiting for slower ranks: the rank with the least of it is the slow one.",
+    "wire": "in the all-reduce, transferring data: even the last rank to arrive spends this time.",
+    "sync, not split": "in the all-reduce; without data from every rank, it cannot be split into waiting and wire.",
     "optimizer": "optimizer.step().",
     "other": "the rest of the step: loss, clipping, logging, evaluation, checkpoints, Python.",
 }
@@ -34,7 +34,7 @@ def help_lines(keys: Sequence[tuple[str, str]], columns: int) -> list[Line]:
     """Explain these keys, the glyphs of the step bar, and the terms of the glossary."""
     columns_used = min(columns, MAX_TEXT_COLUMNS)
     lines = [heading("keys", columns), *_keys(keys, columns), []]
-    lines += [heading("the step bar", columns, "lengths are times; all bars of a table have one scale")]
+    lines += [heading("the step bar", columns, "length = time; all bars of a table share one scale")]
     for piece in PIECES:
         name = pad(piece.name.partition(",")[0], _TERM_COLUMNS - 3)
         lead = [Cell(f"{piece.glyph * 2} ", piece.level), Cell(name, Level.STRONG)]

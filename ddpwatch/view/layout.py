@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Final
 
-from ddpwatch.core.units import plural
+from ddpwatch.core.units import plural, size
 from ddpwatch.view.cells import Cell, Level, clip, columns_of, fit, line_columns, pad
 
 if TYPE_CHECKING:
@@ -108,6 +108,12 @@ def _pieces(word: str, columns: int) -> list[str]:
             pieces.append("")
         pieces[-1] += char
     return pieces
+
+
+def spelled_size(count_bytes: float) -> str:
+    """Bytes with a spelled binary unit: 812 MiB, 1.4 GiB."""
+    text = size(count_bytes)
+    return f"{text[:-1]} {text[-1].removesuffix('B')}{'' if text[-1] == 'B' else 'i'}B"
 
 
 def machine_time(seconds: float, what: str) -> str:

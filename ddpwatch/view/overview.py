@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from ddpwatch.core import rule_names as rules
-from ddpwatch.core.units import UNPROVEN, count, duration, ms, percent, plural, size, wire_and_waiting
+from ddpwatch.core.units import UNPROVEN, count, duration, ms, percent, plural, wire_and_waiting
 from ddpwatch.view.alerts.format import MARKS
 from ddpwatch.view.allreduce import share_lately, share_mark
 from ddpwatch.view.cells import Cell, Level, fit, line_columns
 from ddpwatch.view.charts.sparkline import spark
 from ddpwatch.view.gpus.busy_and_waiting import WORTH_SAYING_PERCENT, is_throttled, throttle_reasons
 from ddpwatch.view.gpus.columns import memory_text
+from ddpwatch.view.layout import spelled_size
 from ddpwatch.view.scaling import scaling_mark
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ def throughput_card(run_view: RunView, columns: int) -> list[Line]:
     """Card of the throughput: samples per second of all ranks and of one, and sparkline."""
     figures, timeline = run_view.figures, run_view.timeline
     if figures is None or figures.samples_per_s is None:
-        why = "no step yet" if figures is None else "batch size not known" if figures.complete else "ranks missing"
+        why = "no step yet" if figures is None else "batch size unknown" if figures.complete else "ranks missing"
         return [_unproven(why), [scaling_mark(run_view.scaling)] if run_view.scaling else [], []]
     world = run_view.state.world_size
     steps = timeline.steps(run_view.last_step, SPARK_STEPS)
@@ -59,7 +60,7 @@ def throughput_card(run_view: RunView, columns: int) -> list[Line]:
         own_work = Cell(f"{percent(1.0 - figures.share)} own work", Level.DIM)
         reported = scaling_mark(run_view.scaling) if run_view.scaling is not None else own_work
         of_one = count(figures.samples_per_s / world)
-        words = (f"{of_one} a rank · ", f"{of_one} each · ", "")
+        words = (f"{of_one}/rank · ", "")
         each = _first_that_fits([[Cell(text, Level.DIM), reported] for text in words], columns)
     stalled = _stalled_line(run_view)
     return [
@@ -73,19 +74,19 @@ def allreduce_card(run_view: RunView, columns: int) -> list[Line]:
     """Card of the all-reduce share, split into wire and waiting."""
     figures = run_view.figures
     if run_view.state.world_size == 1:
-        return [[Cell("one rank: nothing to reduce", Level.DIM)], [], []]
+        return [[Cell("one rank: no all-reduce", Level.DIM)], [], []]
     if figures is None:
         return [_unproven("no step yet"), [], []]
     if mark := share_mark(run_view):
         first = [Cell(percent(figures.share), Level.WARN), Cell(f" {mark}", Level.WARN)]
     else:
         share = Cell(percent(figures.share), Level.STRONG)
-        words = (share_lately(run_view), "just now") if share_lately(run_view) else ("of the step",)
+        words = (share_lately(run_view), "recently") if share_lately(run_view) else ("of the step",)
         first = _first_that_fits([[share, Cell(f"  {text}", Level.DIM)] for text in words], columns)
     if run_view.stalled_s is not None:
         first = [cell._replace(level=Level.DIM) for cell in first]
     if figures.wire_share is None:
-        return [first, [Cell("wire or waiting: ranks missing", Level.DIM)], []]
+        return [first, [Cell("wire/waiting: ranks missing", Level.DIM)], []]
     wire, waiting = wire_and_waiting(figures.share, figures.wire_share)
     second = [Cell(f"wire {wire} + waiting {waiting}%", Level.PLAIN)]
     stragglers = [finding for finding in run_view.worst.values() if finding.rule == rules.STRAGGLER]
@@ -109,13 +110,13 @@ def device_card(run_view: RunView, columns: int) -> list[Line]:
     if totals.gpus is not None:
         return _with_hindsight(run_view, _gpu_card(totals.gpus, columns))
     if not totals.beats:
-        return [_unproven("no rank heard"), [], []]
+        return [_unproven("no heartbeat"), [], []]
     card = [
         [
             Cell(f"{count(totals.cpu_percent)}% CPU", Level.STRONG),
-            Cell(f"   most {count(totals.max_cpu_percent)}", Level.DIM),
+            Cell(f"   max {count(totals.max_cpu_percent)}%", Level.DIM),
         ],
-        [Cell(f"{size(totals.rss_bytes)} of memory in all", Level.DIM)],
+        [Cell(f"{spelled_size(totals.rss_bytes)} RSS in total", Level.DIM)],
         [Cell("no GPU data", Level.DIM)],
     ]
     return _with_hindsight(run_view, card)
@@ -133,32 +134,39 @@ def _gpu_card(gpus: GpuTotals, columns: int) -> list[Line]:
     """Utilization with its part spent waiting; the fullest, the hottest, and the most throttled GPU."""
     first = [Cell(UNPROVEN if gpus.util_percent is None else f"{gpus.util_percent:.0f}%", Level.STRONG)]
     if gpus.waiting_percent is not None and gpus.waiting_percent >= WORTH_SAYING_PERCENT:
-        waiting = f"{gpus.waiting_percent:.0f} waiting"
-        words = (f"   of it {waiting}", f"   {waiting}")
+        waiting = f"{gpus.waiting_percent:.0f}"
+        words = (f"   {waiting}% waiting", f"   {waiting}% wait")
         first = _first_that_fits([[*first, Cell(text, Level.WAITING)] for text in words], columns)
     else:
-        first.append(Cell("   in the median", Level.DIM))
-    second = [Cell(memory_text(*gpus.fullest), Level.DIM)] if gpus.fullest else []
-    if gpus.hottest is not None:
-        dot = " · " if second else ""
-        heat = f"{gpus.hottest[0]} °C r{gpus.hottest[1]}"
-        words = (f"{dot}hottest {heat}", f"{dot}{heat}")
-        second = _first_that_fits([[*second, Cell(text, Level.DIM)] for text in words], columns)
-    return [first, second, _throttled(gpus)]
+        first.append(Cell("   median", Level.DIM))
+    memory = [memory_text(*gpus.fullest, spelled=spelled) for spelled in (True, False)] if gpus.fullest else []
+    heat = "" if gpus.hottest is None else f"{gpus.hottest[0]} °C r{gpus.hottest[1]}"
+    pairs = ((used, word) for used in memory or [""] for word in (heat and f"hottest {heat}", heat))
+    second = _first_that_fits([_dotted(*pair) for pair in pairs], columns)
+    return [first, second, _throttled(gpus, columns)]
 
 
-def _throttled(gpus: GpuTotals) -> Line:
+def _dotted(*texts: str) -> Line:
+    """The texts that are not empty, as one dim cell each."""
+    known = list(filter(None, texts))
+    return [Cell(f"{' · ' if place else ''}{text}", Level.DIM) for place, text in enumerate(known)]
+
+
+def _throttled(gpus: GpuTotals, columns: int) -> Line:
     if gpus.failed:
         return [Cell(f"✖ {plural(gpus.failed, 'GPU')} with errors", Level.BAD)]
     if gpus.slowest is None:
-        return [Cell("none throttled", Level.DIM)]
+        return [Cell("no GPU throttled", Level.DIM)]
     gpu, rank = gpus.slowest
-    clocks = f" {gpu.sm_mhz}{f'/{gpu.sm_max_mhz}' if gpu.sm_max_mhz else ''} MHz" if gpu.sm_mhz else ""
+    clocks = [f" {gpu.sm_mhz} MHz"] if gpu.sm_mhz else [""]
+    if gpu.sm_mhz and gpu.sm_max_mhz:
+        clocks.insert(0, f" {gpu.sm_mhz}/{gpu.sm_max_mhz} MHz")
+    lead, level = f"{gpus.power_capped} at power cap", Level.DIM
     if is_throttled(gpu):
         more = f" +{gpus.throttled - 1}" if gpus.throttled > 1 else ""
-        why = "hot" if "thermal" in throttle_reasons(gpu)[0] else "slowed"
-        return [Cell(f"▲ r{rank}{more} {why}{clocks}", Level.WARN)]
-    return [Cell(f"{gpus.power_capped} at power cap{clocks}", Level.DIM)]
+        why = "thermal" if "thermal" in throttle_reasons(gpu)[0] else "throttled"
+        lead, level = f"▲ r{rank}{more} {why}", Level.WARN
+    return _first_that_fits([[Cell(f"{lead}{text}", level)] for text in clocks], columns)
 
 
 def compact(run_view: RunView, columns: int) -> list[Line]:

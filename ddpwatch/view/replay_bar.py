@@ -110,7 +110,7 @@ def _state_cell(position: Position) -> Cell:
 def _notes(position: Position) -> Line:
     line: Line = []
     if position.older:
-        line.append(Cell("… reading the past of the charts ", Level.WARN))
+        line.append(Cell("… reading earlier steps ", Level.WARN))
     if position.attempts > 1:
         line.append(Cell(f"attempt {position.attempt} of {position.attempts} ", Level.DIM))
     if position.damage is not None:

@@ -319,7 +319,7 @@ def remarks(state: RunState) -> list[Cell]:
     """What a user should know besides figures and alerts: missing ranks, and notes of the agents; one cell each."""
     cells = [*_not_come(state), *_unreachable(state), *_notes(state)]
     if state.unknown:
-        unknown = f"{plural(state.unknown, 'message')} of a kind this version does not know: upgrade it"
+        unknown = f"{plural(state.unknown, 'message')} of an unknown kind: upgrade this ddpwatch"
         cells.append(Cell(unknown, Level.DIM))
     return cells
 
@@ -330,7 +330,9 @@ def _not_come(state: RunState) -> list[Cell]:
     if not ranks or len(ranks) == state.world_size:
         return []
     verb = "has" if len(ranks) == 1 else "have"
-    return [Cell(f"{ranks_text(ranks)} {verb} not come: does every rank call ddpwatch.agent.install?", Level.WARN)]
+    return [
+        Cell(f"{ranks_text(ranks)} {verb} not registered: does every rank call ddpwatch.agent.install()?", Level.WARN)
+    ]
 
 
 def _unreachable(state: RunState) -> list[Cell]:
@@ -341,11 +343,11 @@ def _unreachable(state: RunState) -> list[Cell]:
             by_reason.setdefault(why, []).append(rank)
     reported = list(by_reason.items())[:MAX_REASONS]
     cells = [
-        Cell(f"nothing is heard of {ranks_text(ranks)}: {'it' if len(ranks) == 1 else 'each'} {why}", Level.WARN)
+        Cell(f"no data from {ranks_text(ranks)}: {'it' if len(ranks) == 1 else 'each'} {why}", Level.WARN)
         for why, ranks in reported
     ]
     more = sum(map(len, by_reason.values())) - sum(len(ranks) for _, ranks in reported)
-    return [*cells, Cell(f"nor of {plural(more, 'more rank')}", Level.WARN)] if more else cells
+    return [*cells, Cell(f"nor from {plural(more, 'more rank')}", Level.WARN)] if more else cells
 
 
 def _notes(state: RunState) -> list[Cell]:

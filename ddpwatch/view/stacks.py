@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 FUNCTION_COLUMNS: Final = 44
 """Width of functions' names, in terminal cells, so that places stand in line; longer names are not cut."""
-NO_ANSWER: Final = "no answer: stopped, gone, or something holds Python's lock"
+NO_ANSWER: Final = "no answer: stopped, exited, or something holds the GIL"
 
 
 def stacks_lines(ranks: Sequence[RankState], columns: int) -> list[Line]:

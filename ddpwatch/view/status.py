@@ -53,9 +53,9 @@ _LABEL_COLUMNS: Final = 14
 _ONE_LINE: Final = 1000
 """Width, in columns, at which a sentence is not wrapped but cut."""
 RUN_MARKS: Final[dict[RunCondition, Cell]] = {
-    "waiting": Cell("… no rank heard yet", Level.WARN),
+    "waiting": Cell("… no heartbeat yet", Level.WARN),
     "live": Cell("● live", Level.OK),
-    "silent": Cell("▲ silent", Level.WARN),
+    "silent": Cell("▲ no heartbeat", Level.WARN),
     "ended": Cell("■ ended", Level.DIM),
 }
 
@@ -172,7 +172,7 @@ def status_screen(run_view: RunView, columns: int, rows: int | None = None) -> l
 def _header(run_view: RunView, columns: int) -> Line:
     state, figures, totals = run_view.state, run_view.figures, run_view.totals
     facts = [
-        backend(state) or "backend not known",
+        backend(state) or "backend unknown",
         f"{plural(state.world_size, 'rank')} on {plural(totals.hosts, 'host')}",
     ]
     if totals.step is not None:
@@ -193,8 +193,8 @@ def _figure_lines(run_view: RunView, max_alerts: int, columns: int, scaling_colu
     state, figures = run_view.state, run_view.figures
     alerts = _alert_lines(run_view, max_alerts, columns)
     if figures is None:
-        why = no_figures_reason(state) if run_view.totals.step is not None else "no step seen yet"
-        return [[_label("figures"), Cell(f"unproven: {why}", Level.WARN)], *alerts]
+        why = no_figures_reason(state) if run_view.totals.step is not None else "no step yet"
+        return [[_label("figures"), Cell(f"unknown: {why}", Level.WARN)], *alerts]
     basis = f" · all times in ms, medians of {plural(figures.steps, 'step')}"
     step_time = [_label("step time"), Cell(f"{ms(figures.step_ns)} ms", Level.STRONG), Cell(basis, Level.DIM)]
     lines = [step_time, _throughput(state, figures)]
@@ -208,21 +208,26 @@ def _figure_lines(run_view: RunView, max_alerts: int, columns: int, scaling_colu
 
 def _throughput(state: RunState, figures: Figures) -> Line:
     if figures.samples_per_s is None:
-        why = "the batch size could not be told" if figures.complete else "not all ranks are heard"
-        return [_label("throughput"), Cell(f"unproven: {why}", Level.DIM)]
+        why = "the batch size was not found" if figures.complete else "no data from some ranks"
+        return [_label("throughput"), Cell(f"unknown: {why}", Level.DIM)]
     line = [_label("throughput"), Cell(f"{count(figures.samples_per_s)} samples/s", Level.STRONG)]
     if state.world_size > 1:
-        line.append(Cell(f" · {count(figures.samples_per_s / state.world_size)} a rank"))
+        line.append(Cell(f" · {count(figures.samples_per_s / state.world_size)} per rank"))
     return line
 
 
 def _allreduce_line(figures: Figures, mark: str) -> Line:
     line = [_label("all-reduce"), Cell(percent(figures.share), Level.WARN if mark else Level.STRONG)]
     if figures.wire_share is None:
-        line.append(Cell(" of the step; wire or waiting is unproven: not all ranks are heard"))
+        line.append(Cell(" of the step; wire and waiting are unknown: no data from some ranks"))
     else:
         wire, waiting = wire_and_waiting(figures.share, figures.wire_share)
-        line.append(Cell(f" = wire {wire}% + waiting {waiting}%"))
+        line += [
+            Cell(" = "),
+            Cell(f"wire {wire}%", Level.WIRE),
+            Cell(" + "),
+            Cell(f"waiting {waiting}%", Level.WAITING),
+        ]
     if mark:
         line.append(Cell(f"  {mark}", Level.WARN))
     if figures.overlap is not None:
@@ -270,11 +275,11 @@ def _slowest(run_view: RunView, figures: Figures) -> Line:
     if unproven := run_view.monitor.book.unproven.get(rules.STRAGGLER):
         worst = max(unproven, key=_excess_ms)
         slower = percent(_excess_ms(worst) * 1e6 / max(figures.step_ns, 1.0))
-        text = f"unproven: {sanitize(worst.subject, NAME_CHARS)} looks {slower} slower, which is inside the noise"
+        text = f"inconclusive: {sanitize(worst.subject, NAME_CHARS)} looks {slower} slower, which is within noise"
         return [_label("slowest rank"), Cell(text, Level.DIM)]
     if run_view.alerts or not figures.complete:
         return []
-    text = "unproven: too few steps yet" if run_view.too_early else "none stands out"
+    text = "unknown: too few steps yet" if run_view.too_early else "none stands out"
     return [_label("slowest rank"), Cell(text, Level.DIM)]
 
 

@@ -99,7 +99,7 @@ def test_following_ends_when_the_processes_are_gone(start_ddpwatch, run_dir):
         # A rank that is killed leaves its socket behind.
         Path(run.endpoints[0].address.removeprefix("ipc://")).touch()
         child = start_ddpwatch("status", "--every", "0.2", "--timeout", "0.2")
-        assert "no rank heard yet" in child.stdout.readline()
+        assert "no heartbeat yet" in child.stdout.readline()
         victim.kill()
         victim.wait(30)
         rest = child.stdout.read()

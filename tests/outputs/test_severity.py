@@ -108,7 +108,7 @@ def test_the_banner_of_a_hang_its_rank_and_the_header_have_the_severity_of_its_a
     assert cells_of([header_line(drawn, COLUMNS)], f"{mark} HANGS")[0].level is level
     assert cells_of(status_screen(drawn, COLUMNS), f"{mark} hangs")[0].level is level
     assert badge(drawn.rows[1]).level is level
-    assert badge(drawn.rows[1]).text.startswith(f"{mark} not come")
+    assert badge(drawn.rows[1]).text.startswith(f"{mark} not joined")
 
 
 def test_rows_are_redrawn_when_a_severity_changes():

@@ -343,7 +343,7 @@ async def test_r_stays_where_there_is_no_other_run(run_dir):
         async with staged(feed=feed) as stage:
             await stage.shows("overview")
             await stage.press("r")
-            await stage.sees("There is no other run now.")
+            await stage.sees("No other run was found.")
             assert stage.pane == "overview"
 
 

@@ -28,7 +28,7 @@ async def test_the_numbers_go_to_the_screens_and_seven_only_after_the_end():
             "ranks": "ranks × time",
             "allreduce": "gradient buckets",
             "devices": "No GPU data",
-            "alerts": "what to do",
+            "alerts": "what to try",
             "logs": "No log is watched",
         }
         for number, (name, title) in enumerate(TABS[1:], 2):
@@ -140,7 +140,7 @@ async def test_what_is_typed_with_the_slash_in_one_burst_is_the_filter_and_no_co
         assert stage.pane == "ranks"
         assert stage.app.screen.query_one("#filter", Input).value == "node-1"
         await stage.until(lambda: sorted(stage.shown_ranks) == [4, 5, 6, 7], "the ranks of one host")
-        await stage.sees("RANK▴", "only node-1")
+        await stage.sees("RANK▴", "filter: node-1")
         assert stage.table.has_focus
 
 
@@ -227,7 +227,7 @@ async def test_looking_back_says_what_is_not_of_then():
         await stage.sees("‖ as of step 159, not of step 139")
         await stage.press("5")
         await stage.shows("alerts")
-        await stage.sees("open then")
+        await stage.sees("was open")
         await stage.misses("not of step")
         await stage.press("l", "1")
         await stage.misses("not of step", "‖")
@@ -315,7 +315,7 @@ async def test_the_rank_that_others_wait_for_is_in_sight_of_a_small_window_also_
         beats = hung(follower, missing=8)
         follower.receive(*beats, later_s=1)
         follower.receive(beats[0], later_s=2)
-        await stage.sees("✖ HANGS", "✖ not come: data")
+        await stage.sees("✖ HANGS", "✖ not joined: data")
 
         assert stage.shown_ranks[0] == 8
         assert stage.table.scroll_offset.y == 0
@@ -351,7 +351,7 @@ async def test_arrows_go_through_time_and_the_figures_and_alerts_go_with_them():
         await stage.press("left")
         await stage.sees("‖ STEP 158", "step 158")
         await stage.press("shift+left", "shift+left", "shift+left", "shift+left", "shift+left", "right")
-        await stage.sees("‖ STEP 59", "steps 1 to 59", "nothing is wrong")
+        await stage.sees("‖ STEP 59", "steps 1 to 59", "no alerts")
         await stage.misses("▲ slow data")
         healthy = stage.app.run_view.figures.step_ns
         await stage.press("shift+right")
@@ -380,7 +380,7 @@ async def test_a_step_that_has_left_the_history_gives_way_to_the_oldest_one():
         await stage.sees("‖ STEP 99")
         await stage.press("left")
         await stage.until(lambda: f"‖ STEP {stage.app.feed.oldest}" in stage.header, "a step that is there")
-        await stage.sees("Steps before this one are no longer known.")
+        await stage.sees("Earlier steps are not in memory.")
         assert stage.app.feed.oldest > stage.app.feed.timeline.newest - CAPACITY_STEPS > 99
         assert stage.app.run_view.figures is not None
         await stage.press("right")
@@ -492,7 +492,7 @@ async def test_end_and_home_select_the_last_and_the_first_alert():
 async def test_e_writes_the_screen_as_an_svg_file(tmp_path):
     async with staged(played("straggler"), export_to=tmp_path) as stage:
         await stage.press("e")
-        await stage.sees("Written: ddpwatch-")
+        await stage.sees("Saved as ddpwatch-")
         (run_view,) = tmp_path.iterdir()
         svg = run_view.read_text(encoding="utf-8")
         assert ET.fromstring(svg).tag.endswith("svg")
@@ -507,7 +507,7 @@ async def test_a_folder_that_cannot_be_written_is_one_line_and_no_crash(tmp_path
     folder = tmp_path / "[bold red]x[/]" / "not there"
     async with staged(played("healthy"), export_to=folder) as stage:
         await stage.press("e")
-        await stage.sees("Cannot write into", "[bold red]x[/]")
+        await stage.sees("Cannot write to", "[bold red]x[/]")
         assert stage.app.is_running
 
 
@@ -518,7 +518,7 @@ async def test_a_current_directory_that_is_gone_is_one_line_and_no_crash(tmp_pat
     async with staged(played("healthy")) as stage:
         gone.rmdir()
         await stage.press("e")
-        await stage.sees("Cannot write into the current directory")
+        await stage.sees("Cannot write to the current directory")
         assert stage.app.is_running
     monkeypatch.chdir(tmp_path)
 
@@ -580,7 +580,7 @@ async def test_silence_is_seen_without_a_word_from_anybody():
     async with staged(follower) as stage:
         await stage.sees("● LIVE")
         follower.monitor.tick(follower.monitor.state.now_ns + 10**10)
-        await stage.sees("▲ SILENT", "▲ silent")
+        await stage.sees("▲ NO HEARTBEAT", "▲ no heartbeat")
 
 
 async def test_what_follows_the_number_of_a_screen_in_one_burst_is_for_that_screen():

@@ -163,13 +163,13 @@ async def test_the_alerts_are_gone_through_one_after_another(path):
             await stage.arrives(at_s)
             assert stage.app.run_view.alerts
         await stage.press("n")
-        await stage.sees("No alert was opened after this.")
+        await stage.sees("No later alert.")
         for at_s in reversed(times_s[:-1]):
             await stage.press("N")
             await stage.arrives(at_s)
-            assert "No alert was opened after this." not in stage.text()
+            assert "No later alert." not in stage.text()
         await stage.press("N")
-        await stage.sees("No alert was opened before.")
+        await stage.sees("No earlier alert.")
 
 
 async def test_one_step_on_and_back_within_what_is_known_and_beyond(path):

@@ -51,9 +51,9 @@ def test_the_share_is_shown_with_wire_waiting_verdict_and_straggler():
     lines = share(make_run_view())
 
     assert lines[0] == "all-reduce  24% of the step = wire 5% + waiting 19%   ▲ over 10%"
-    assert lines[1].startswith("waiting for rank 2, which costs the job ")
-    assert lines[2] == "overlap     unproven: the buckets are not timed"
-    assert "▒ wire   █ waiting   ╌╌ limit 10%" in lines[-1]
+    assert lines[1].startswith("waiting for rank 2, which costs ")
+    assert lines[2] == "overlap     unknown: bucket timing is off"
+    assert "▒ wire   █ waiting   ╌╌ threshold 10%" in lines[-1]
     assert any("10% ┼" in line for line in lines)
 
 
@@ -61,15 +61,15 @@ def test_a_small_share_is_well():
     lines = share(make_run_view(slow=None))
 
     assert lines[0] == "all-reduce  7% of the step = wire 7% + waiting 0%   ✓ under 10%"
-    assert lines[1] == "waiting for nobody: no rank stands out"
+    assert lines[1] == "waiting for no rank in particular"
 
 
 def test_where_a_rank_is_not_heard_nothing_is_guessed():
     lines = share(make_run_view(received=3, slow=None))
 
-    assert "wire or waiting is unproven" in lines[0]
-    assert lines[1] == "waiting for unproven: not all ranks are heard"
-    assert "▤ sync, not told apart" in lines[-1]
+    assert "wire and waiting are unknown" in lines[0]
+    assert lines[1] == "waiting for unknown: no data from some ranks"
+    assert "▤ sync, not split" in lines[-1]
     assert "wire" not in lines[-1]
 
 
@@ -80,12 +80,12 @@ def test_overlap_is_shown_if_buckets_are_timed():
 def test_bus_bandwidth_is_shown_beside_the_overlap():
     line = share(make_run_view(busy_ns=48 * MS, comm_bytes=480_000_000))[2]
 
-    assert line.endswith(" is hidden behind computing · 15 GB/s bus bandwidth")
+    assert line.endswith(" is hidden behind backward · 15 GB/s bus bandwidth")
 
 
 def test_without_steps_or_with_one_rank_it_says_why_there_is_nothing():
     assert "no step yet" in share(make_run_view(received=0))[0]
-    assert "nobody to meet" in share(make_run_view(world=1, slow=None))[0]
+    assert "only one rank" in share(make_run_view(world=1, slow=None))[0]
 
 
 def test_the_step_that_is_looked_back_at_is_marked():
@@ -112,8 +112,8 @@ def test_buckets_have_size_times_overlap_and_bus_bandwidth():
     reported = [make_bucket(2, 20, 32), make_bucket(0, 4, 8, size=1 << 20), make_bucket(1, 10, 20)]
     lines = buckets(make_run_view(buckets={0: reported, 2: reported}))
 
-    assert lines[0] == "rank 2, whom the others wait for · step 59 · 3 buckets, 51M · times in ms"
-    assert lines[1].split() == ["#", "SIZE", "READY", "TOOK", "SINCE", "BACKWARD", "BEGAN", "HIDDEN", "GB/s"]
+    assert lines[0] == "rank 2, which the others wait for · step 59 · 3 buckets, 51M · times in ms"
+    assert lines[1].split() == ["#", "SIZE", "READY", "TOOK", "SINCE", "START", "OF", "BACKWARD", "HIDDEN", "GB/s"]
     rows = [line.split() for line in lines[2:5]]
     assert [row[:4] for row in rows] == [
         ["0", "1.0M", "4.00", "4.00"],
@@ -122,7 +122,7 @@ def test_buckets_have_size_times_overlap_and_bus_bandwidth():
     ]
     # 25 MiB x 2 x 3/4 in 10 ms.
     assert [row[-2:] for row in rows] == [["100%", "0.39"], ["100%", "3.93"], ["50%", "3.28"]]
-    assert lines[5].startswith("━ hidden behind backward   █ the step waits for it")
+    assert lines[5].startswith("━ hidden behind backward   █ exposed")
 
 
 def test_the_bar_distinguishes_hidden_from_exposed_time():
@@ -179,7 +179,7 @@ def test_without_buckets_it_says_how_to_have_them(columns):
     text = " ".join(buckets(make_run_view(), columns=columns))
 
     assert 'ddpwatch.agent.install(model, comm="buckets")' in text
-    assert "A hook of your own is timed as it is" in text
+    assert "One registered by your script is timed anyway" in text
     assert "next step" in buckets(make_run_view(comm="hook"))[0]
 
 

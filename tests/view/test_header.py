@@ -51,10 +51,10 @@ def test_simulated_data_is_marked(columns):
 
 def test_the_state_of_the_run_is_shown():
     monitor = make_monitor(received=0)
-    assert "no rank heard yet" in plain(header_line(make_run_view(monitor), 120))
+    assert "no heartbeat yet" in plain(header_line(make_run_view(monitor), 120))
     monitor = make_monitor(slow=None)
     monitor.tick(60_000_000_000)
-    assert "▲ SILENT" in plain(header_line(make_run_view(monitor), 120))
+    assert "▲ NO HEARTBEAT" in plain(header_line(make_run_view(monitor), 120))
     monitor = make_monitor(slow=None)
     for rank in range(4):
         monitor.state.apply(wire.Bye(rank=rank, seq=6, reason="closed", text="", mono_ns=9), 2)

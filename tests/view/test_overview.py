@@ -38,7 +38,7 @@ def test_the_throughput_card_shows_all_ranks_and_one(slow):
     first, second, _ = texts(throughput_card(slow, 26))
 
     assert first == "3,200 samples/s"
-    assert second == "800 a rank · 76% own work"
+    assert second == "800/rank · 76% own work"
 
 
 def test_the_all_reduce_card_shows_share_threshold_and_straggler(slow):
@@ -72,23 +72,23 @@ def test_a_card_without_figures_shows_why():
     assert texts(step_card(nothing, 26))[0] == "–  no step yet"
     assert texts(throughput_card(nothing, 26))[0] == "–  no step yet"
     assert texts(allreduce_card(nothing, 26))[0] == "–  no step yet"
-    assert texts(device_card(nothing, 26))[0] == "–  no rank heard"
+    assert texts(device_card(nothing, 26))[0] == "–  no heartbeat"
     some = make_run_view(make_monitor(received=3))
     assert texts(throughput_card(some, 26))[0] == "–  ranks missing"
-    assert texts(allreduce_card(some, 40))[1] == "wire or waiting: ranks missing"
+    assert texts(allreduce_card(some, 40))[1] == "wire/waiting: ranks missing"
 
 
 def test_one_rank_has_nothing_to_reduce():
     alone = make_run_view(make_monitor(world=1, slow=None))
 
-    assert texts(allreduce_card(alone, 30))[0] == "one rank: nothing to reduce"
+    assert texts(allreduce_card(alone, 30))[0] == "one rank: no all-reduce"
     assert texts(throughput_card(alone, 30))[1] == "one rank"
 
 
 def test_the_device_card_shows_that_there_is_no_gpu(even):
     first, second, third = texts(device_card(even, 26))
 
-    assert (first, second, third) == ("98% CPU   most 98", "3.2G of memory in all", "no GPU data")
+    assert (first, second, third) == ("98% CPU   max 98%", "3.2 GiB RSS in total", "no GPU data")
 
 
 def gpu_run_view(**changed):
@@ -105,23 +105,23 @@ def test_with_gpus_the_device_card_shows_how_much_of_the_utilization_is_waiting(
     card = device_card(gpu_run_view(), 26)
 
     assert device_title(gpu_run_view()) == "GPU"
-    assert texts(card) == ["95%   of it 25 waiting", "30/80G · hottest 63 °C r3", "none throttled"]
+    assert texts(card) == ["95%   25% waiting", "30/80 GiB · 63 °C r3", "no GPU throttled"]
     assert card[0][1].level is Level.WAITING
 
 
 def test_the_hottest_gpu_is_named_in_few_words_where_there_is_little_room():
-    wide, narrow = (texts(device_card(gpu_run_view(), columns))[1] for columns in (26, 22))
+    wide, narrow = (texts(device_card(gpu_run_view(), columns))[1] for columns in (28, 18))
 
-    assert (wide, narrow) == ("30/80G · hottest 63 °C r3", "30/80G · 63 °C r3")
+    assert (wide, narrow) == ("30/80 GiB · hottest 63 °C r3", "30/80G · 63 °C r3")
 
 
 @pytest.mark.parametrize(
     ("changed", "reported", "level"),
     [
-        ({"throttle": ["sw_thermal_slowdown"], "sm_mhz": 1110}, "▲ r2 hot 1110/1980 MHz", Level.WARN),
-        ({"throttle": ["hw_power_brake_slowdown"], "sm_mhz": 1110}, "▲ r2 slowed 1110/1980 MHz", Level.WARN),
-        ({"throttle": ["sw_power_cap"], "sm_mhz": 1900}, "1 at power cap 1900/1980 MHz", Level.DIM),
-        ({"throttle": ["gpu_idle"]}, "none throttled", Level.DIM),
+        ({"throttle": ["sw_thermal_slowdown"], "sm_mhz": 1110}, "▲ r2 thermal 1110/1980 MHz", Level.WARN),
+        ({"throttle": ["hw_power_brake_slowdown"], "sm_mhz": 1110}, "▲ r2 throttled 1110 MHz", Level.WARN),
+        ({"throttle": ["sw_power_cap"], "sm_mhz": 1900}, "1 at power cap 1900 MHz", Level.DIM),
+        ({"throttle": ["gpu_idle"]}, "no GPU throttled", Level.DIM),
         ({"xids": [79]}, "✖ 1 GPU with errors", Level.BAD),
     ],
 )
@@ -129,13 +129,13 @@ def test_the_device_card_shows_the_most_throttled_gpu(changed, reported, level):
     line = device_card(gpu_run_view(**changed), 26)[2]
 
     assert (plain(line), line[0].level) == (reported, level)
-    assert line_columns(line) <= 28
+    assert line_columns(line) <= 26
 
 
 def test_in_a_line_what_is_wrong_comes_before_what_does_not_fit():
     line = texts(compact(gpu_run_view(throttle=["sw_thermal_slowdown"], sm_mhz=1110), 80))[3]
 
-    assert " ".join(line.split()) == "GPU 95% of it 25 waiting · ▲ r2 hot 1110/1980 MHz · 30/80G"
+    assert " ".join(line.split()) == "GPU 95% 25% waiting · ▲ r2 thermal 1110/1980 MHz · 30/80 GiB"
 
 
 def test_the_same_answers_as_lines(slow):
@@ -178,6 +178,6 @@ def test_a_share_over_the_threshold_without_an_alert_is_marked_as_recent(slow):
     quiet = replace(slow, alerts=(), worst={})
     card = allreduce_card(quiet, 26)
 
-    assert texts(card)[0] == "24%  over 10% just now"
-    assert texts(allreduce_card(quiet, 21))[0] == "24%  just now"
+    assert texts(card)[0] == "24%  over 10% recently"
+    assert texts(allreduce_card(quiet, 21))[0] == "24%  recently"
     assert Level.WARN not in {cell.level for cell in card[0]}

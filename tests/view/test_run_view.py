@@ -77,7 +77,7 @@ def test_looking_back_all_screens_agree_on_the_step_of_current_values():
         "rank": texts(rank_page(then, 1, 120, 80)),
     }
     assert all("as of step 125" in " ".join(page) for page in pages.values())
-    assert "424M" in " ".join(pages["card"])
+    assert "424 MiB" in " ".join(pages["card"])
     assert "424M" in " ".join(pages["devices"])
     assert "106M" in " ".join(pages["devices"])
     assert "106M" in " ".join(pages["rank"])

@@ -23,7 +23,7 @@ def against_one():
 
 
 def test_the_throughput_card_shows_the_measured_efficiency():
-    assert texts(throughput_card(against_one(), 26))[1] == "800 a rank · 70% of 4×"
+    assert texts(throughput_card(against_one(), 26))[1] == "800/rank · 70% of 4×"
     assert "70% of 4×" in " ".join(texts(compact(against_one(), 100)))
 
 

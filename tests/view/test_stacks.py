@@ -37,7 +37,7 @@ def test_ranks_at_the_same_place_are_grouped():
 
 def test_ranks_without_an_answer_are_named():
     assert page(stacks_lines(received({0: BACKWARD}, world=3), 120)).endswith(
-        "ranks 1-2: no answer: stopped, gone, or something holds Python's lock"
+        "ranks 1-2: no answer: stopped, exited, or something holds the GIL"
     )
     assert [reported["threads"] is None for reported in stacks_object(received({0: BACKWARD}, world=2))] == [
         False,

@@ -188,7 +188,7 @@ def test_the_screen_answers_at_a_glance():
     assert lines[0].startswith("train · gloo · 4 ranks on 1 host · step 60 · batch 128")
     assert lines[0].endswith("● live")
     assert "step time     40.0 ms · all times in ms, medians of 26 steps" in lines
-    assert "throughput    3,200 samples/s · 800 a rank" in lines
+    assert "throughput    3,200 samples/s · 800 per rank" in lines
     assert "all-reduce    24% = wire 5% + waiting 19%  ▲ over 10%" in lines
     (alert,) = [line for line in lines if line.startswith("▲ straggler   ")]
     assert "rank 2 slow in backward: 26.0 ms vs 16.0 ms on the others" in alert
@@ -311,7 +311,7 @@ def test_states_are_shown_as_words():
     rows = [line for line in screen(state, 120) if line.lstrip()[:1].isdigit()]
 
     for row, words in zip(
-        rows, ["‖ checkpoint", "▲ 12 s in sync", "■ ended", "▲ agent off", "▲ silent", "✖ missing"], strict=True
+        rows, ["‖ checkpoint", "▲ 12 s in sync", "■ exited", "▲ agent off", "▲ no heartbeat", "✖ missing"], strict=True
     ):
         assert row.endswith(words)
     assert any(line.endswith("rank 3: its agent disabled itself (KeyError: x)") for line in screen(state, 120))
@@ -320,8 +320,8 @@ def test_states_are_shown_as_words():
 def test_unknown_figures_are_shown_as_such():
     nothing = screen(make_state(received=0))
 
-    assert nothing[0].endswith("… no rank heard yet")
-    assert "figures       unproven: no step seen yet" in nothing
+    assert nothing[0].endswith("… no heartbeat yet")
+    assert "figures       unknown: no step yet" in nothing
 
 
 def test_steps_without_a_common_one_are_unproven():
@@ -329,7 +329,7 @@ def test_steps_without_a_common_one_are_unproven():
     for rank in range(2):
         state.apply(make_snap(rank, steps=[make_step(rank + 1)]), now_ns=1)
 
-    assert "figures       unproven: no step yet that all ranks have finished" in screen(state)
+    assert "figures       unknown: no step yet that all ranks have finished" in screen(state)
 
 
 def test_notes_are_shown_beneath_and_losses_once_as_alerts():
@@ -346,7 +346,7 @@ def test_notes_are_shown_beneath_and_losses_once_as_alerts():
     assert "▲ lossy       rank 3: 10 messages lost, 4 records dropped by the agent" in lines
     assert "▲ lossy       rank 1: 1 unreadable or invalid record" in lines
     assert len([line for line in lines if "lost" in line or "unreadable" in line]) == 2
-    assert any("of a kind this version does not know" in line for line in lines)
+    assert any("of an unknown kind" in line for line in lines)
 
 
 def test_a_healthy_run_has_nothing_beneath():
@@ -395,7 +395,7 @@ def test_a_run_with_only_its_first_step_explains_why_it_has_no_figures():
     for rank in range(2):
         state.apply(make_snap(rank, steps=[make_step(0)]), now_ns=1)
 
-    assert "figures       unproven: only the first step, which is not measured" in screen(state)
+    assert "figures       unknown: only the first step, which is not measured" in screen(state)
 
 
 def test_one_rank_has_no_share_of_an_all_reduce():

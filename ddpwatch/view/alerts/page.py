@@ -36,7 +36,7 @@ _SINCE_COLUMNS: Final = 12
 _LASTED_COLUMNS: Final = 14
 _UNITS: Final = {"ms": " ms", "percent": "%", "s": " s"}
 """Units by the last part of a name of evidence, as they follow a number."""
-_WORDS: Final = {WAITED: "waited", WAITING: "who waits"}
+_WORDS: Final = {WAITED: "waited", WAITING: "waiting ranks"}
 """Names of evidence that would read alike without their units."""
 _IDS: Final = frozenset({"pid", "rank", "port", "step", "id", "seq"})
 """Last parts of names of identifiers, which are written without thousands separators, as in other programs."""
@@ -93,13 +93,13 @@ def alert_detail(alert: Alert, columns: int, *, zone: tzinfo = timezone.utc) -> 
         [],
     ]
     if finding.advice:
-        lead = [Cell("what to do  ", Level.OK)]
+        lead = [Cell("what to try ", Level.OK)]
         lines += [*paragraph(sanitize(finding.advice, NOTE_CHARS), columns, lead=lead), []]
     lines += [*facts(alert_facts(alert, zone), columns), []]
     if finding.evidence:
         lines += [heading("evidence", columns), *_evidence(finding.evidence, columns), []]
     if text := next((detector.text for detector in DETECTORS if detector.rule == finding.rule), ""):
-        lines += [heading("what this rule looks at", columns), *paragraph(text, columns, Level.DIM)]
+        lines += [heading("what this rule checks", columns), *paragraph(text, columns, Level.DIM)]
     return [fit(line, columns) for line in lines]
 
 
@@ -114,8 +114,8 @@ def _calm(run_view: RunView, columns: int) -> list[Line]:
     when = "" if run_view.at is None else f" at step {count(run_view.at)}"
     hurt = run_view.damage is not None and run_view.damage.alerts
     mark = Cell("▲ ", Level.WARN) if hurt else Cell("● ", Level.OK)
-    line = [mark, Cell(f"No alert{' that could be read' * hurt}{when}.", Level.STRONG)]
-    text = f"{len(DETECTORS)} rules look at every step: {names}."
+    line = [mark, Cell(f"No alerts{' that could be read' * hurt}{when}.", Level.STRONG)]
+    text = f"{len(DETECTORS)} rules check every step: {names}."
     return [fit(line, columns), *paragraph(text, columns, Level.DIM, lead=[Cell("  ")])]
 
 
@@ -145,7 +145,7 @@ def _entry(run_view: RunView, alert: Alert, widths: dict[str, int], zone: tzinfo
 
 def _lasted(run_view: RunView, alert: Alert, *, is_open: bool) -> str:
     if is_open and run_view.at is not None:
-        return "open then"
+        return "was open"
     lasted_s = _between_s(alert.began, alert.closed or run_view.now)
     return f"{'open' if is_open else 'ended,'} {duration(lasted_s)}"
 
@@ -176,12 +176,12 @@ def alert_facts(alert: Alert, zone: tzinfo = timezone.utc) -> list[tuple[str, st
     if alert.closed and finding.from_step is not None and finding.upto_step is not None:
         pairs.insert(1, ("seen in", f"steps {count(finding.from_step)} to {count(finding.upto_step)}"))
     if finding.ranks:
-        pairs.append(("who", ranks_text(finding.ranks)))
+        pairs.append(("ranks", ranks_text(finding.ranks)))
     if finding.phase:
         phases = alert.phases[: len(PHASES)] or (finding.phase,)
         pairs.append(("phase", sanitize(", then ".join(phases), NAME_CHARS)))
     if finding.cost is not None and finding.cost >= StragglerLimits.MIN_COST_SHARE:
-        pairs.append(("cost", f"{percent(finding.cost)} of the job's time meanwhile"))
+        pairs.append(("cost", f"{percent(finding.cost)} of the job's time while the alert was open"))
     return pairs
 
 
@@ -192,7 +192,7 @@ def _moment_text(moment: Moment, zone: tzinfo, since: Moment | None = None) -> s
 
 def _step(moment: Moment, since: Moment | None = None) -> str:
     if moment.step is None and since is not None and since.step is not None:
-        return "step not known"
+        return "step unknown"
     return "before step 0" if moment.step is None else f"step {count(moment.step)}"
 
 

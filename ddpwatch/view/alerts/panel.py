@@ -61,15 +61,15 @@ def _clock(facts: dict[str, float | int | str], columns: int, level: Level) -> L
     waited_s = float(facts.get("waiting_s", 0.0))
     timeout_s = float(facts.get("timeout_s", 0.0))
     if not timeout_s:
-        return [Cell(f"  waiting for {duration(waited_s)}; how long torch waits is not known", Level.DIM)]
+        return [Cell(f"  waiting for {duration(waited_s)}; the timeout of torch is unknown", Level.DIM)]
     left_s = float(facts.get("left_s", timeout_s - waited_s))
     line = [Cell("  ")]
     if columns >= 2 * BAR_COLUMNS:
         line += [Cell(bar(1.0 - left_s / timeout_s, BAR_COLUMNS), level), Cell("▏ ", Level.DIM)]
     if left_s <= 0:
-        return [*line, Cell("the timeout is over", level)]
+        return [*line, Cell("the timeout has expired", level)]
     line += [Cell(f"{duration(left_s)} left", level), Cell(f" of {duration(timeout_s)}")]
-    what = " until torch ends the job"
+    what = " until torch aborts the job"
     return [*line, Cell(what)] if line_columns(line) + columns_of(what) <= columns else line
 
 
@@ -100,12 +100,12 @@ class _Panel:
         """At most `rows` lines."""
         run_view, columns, alerts = self._run_view, self._columns, self._alerts
         if self._hang is not None and not alerts:
-            return [[Cell("✔ nothing else is wrong", Level.DIM)]][:rows]
+            return [[Cell("✔ no other alert", Level.DIM)]][:rows]
         if not alerts:
             return [fit(line, columns) for line in _nothing(run_view, columns)[:rows]]
         lines: list[Line] = []
         if not run_view.fresh and rows > len(alerts):
-            over = "✔ nothing is wrong by now" if run_view.at is None else "✔ nothing was wrong any more"
+            over = "✔ no active alert" if run_view.at is None else "✔ no active alert at this step"
             lines.append(fit([Cell(over, Level.OK)], columns))
         for place, block in enumerate(self._blocks(rows, rows - len(lines))):
             after = len(alerts) - place - 1
@@ -160,21 +160,21 @@ def _cut(block: list[Line], rows: int, columns: int) -> list[Line]:
 
 def _nothing(run_view: RunView, columns: int) -> list[Line]:
     if run_view.monitor.behind:
-        return [[Cell("… judging the steps before", Level.DIM)]]
+        return [[Cell("… evaluating earlier steps", Level.DIM)]]
     if run_view.too_early:
-        return [[Cell("… too few steps to judge yet", Level.DIM)]]
+        return [[Cell("… too few steps to evaluate yet", Level.DIM)]]
     if share_lately(run_view) and run_view.figures is not None:
         share, steps = percent(run_view.figures.share), plural(run_view.figures.steps, "step")
-        text = f"all-reduce took {share} of the last {steps}; that is told as an alert if it lasts"
-        lines: list[Line] = [[Cell("· nothing lasting is wrong", Level.PLAIN)]]
+        text = f"all-reduce took {share} of the last {steps}; if it lasts, an alert opens"
+        lines: list[Line] = [[Cell("· no alert yet", Level.PLAIN)]]
         return lines + [[Cell(part, Level.DIM)] for part in wrap(text, max(columns, 10))]
-    lines = [[Cell("✔ nothing is wrong", Level.OK)]]
+    lines = [[Cell("✔ no alerts", Level.OK)]]
     suspected = run_view.monitor.book.unproven.get(rules.STRAGGLER)
     if suspected and run_view.at is None:
         worst = max(suspected, key=lambda finding: finding.cost or 0.0)
         cost = f" ({percent(worst.cost)})" if worst.cost else ""
-        text = f"unproven: {sanitize(worst.subject, NAME_CHARS)} looks slower{cost}, inside the noise"
+        text = f"inconclusive: {sanitize(worst.subject, NAME_CHARS)} looks slower{cost}, within noise"
         lines += [[Cell(part, Level.DIM)] for part in wrap(text, max(columns, 10))]
     else:
-        lines.append([Cell(f"{len(DETECTORS)} rules look at every step", Level.DIM)])
+        lines.append([Cell(f"{len(DETECTORS)} rules check every step", Level.DIM)])
     return lines

@@ -309,11 +309,11 @@ def _legend(
         line += [Cell(band.glyph, band.level), Cell(f" {band.name}   ", Level.DIM)]
     for mark in marks:
         line += [Cell(DASH * 2, mark.level), Cell(f" {mark.name}   ", Level.DIM)]
-    end = [Cell(BEYOND, Level.WARN), Cell(" beyond the scale", Level.DIM)] if beyond else []
+    end = [Cell(BEYOND, Level.WARN), Cell(" off the scale", Level.DIM)] if beyond else []
     if folding.per_column > 1:
         steps = plural(folding.per_column, "step")
-        shown = {"mean": "their mean", "max": "the largest"}[how]
-        for words in (f"1 column = {steps}, {shown}", f"{steps} a column, {shown}", f"{steps} a column"):
+        shown = {"mean": "mean", "max": "max"}[how]
+        for words in (f"1 column = {steps}, {shown}", f"{steps}/column, {shown}", f"{steps}/column"):
             folded = Cell(f"{words}   " if end else words, Level.DIM)
             if line_columns([*line, folded, *end]) <= columns:
                 line.append(folded)

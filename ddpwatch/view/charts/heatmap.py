@@ -95,7 +95,7 @@ def heat_legend(columns: int) -> Line:
     glyphs: Line = []
     for percent, glyph, level in HEAT[1:]:
         glyphs += [Cell(f" {glyph}", level), Cell(f" {percent}%", Level.DIM)]
-    for words in ("of the step above the middle rank: ", "above the middle rank: ", "above:"):
+    for words in ("of the step above the median rank: ", "above the median rank: ", "above:"):
         line = [Cell(words, Level.DIM), *glyphs]
         if line_columns(line) <= columns:
             return line
@@ -116,7 +116,7 @@ def rows_of(ranks: Sequence[int], rows: int, hosts: Sequence[str] | None) -> Row
         f"r{ranks[start]}-{ranks[end - 1]}" if end - start > 1 else f"r{ranks[start]}"
         for start, end in zip(starts.tolist(), ends, strict=True)
     ]
-    notes = (f"each line = {per_line} ranks, the worst of them shows", f"{per_line} ranks a line, the worst shows")
+    notes = (f"each line = the worst of {per_line} ranks", f"worst of {per_line} ranks a line")
     return Rows(starts, _aligned(labels), notes)
 
 
@@ -127,9 +127,7 @@ def _by_host(hosts: Sequence[str], rows: int) -> Rows | None:
     if len(starts) > rows or len(set(names)) < len(names) or not all(names):
         return None
     labels = [pad(name, min(columns_of(name), MAX_HOST_COLUMNS)) for name in names]
-    return Rows(
-        np.array(starts), labels, ("each line = one host, its worst rank shows", "the worst of each host shows")
-    )
+    return Rows(np.array(starts), labels, ("each line = the worst rank of a host", "worst rank of each host"))
 
 
 def _aligned(labels: list[str]) -> list[str]:
@@ -180,7 +178,7 @@ def _note(steps: IntArray, folding: Folding, notes: Sequence[str], columns: int)
     first, last = count(int(steps[0])), count(int(steps[-1]))
     whole, short = notes[0], notes[-1]
     folded = folding.per_column > 1
-    column, few = (f"1 column = {folding.per_column} steps", f"{folding.per_column} a column") if folded else ("", "")
+    column, few = (f"1 column = {folding.per_column} steps", f"{folding.per_column}/column") if folded else ("", "")
     for parts in (
         (whole, f"steps {first} to {last}", column),
         (short, f"steps {first} to {last}", column),

@@ -35,7 +35,7 @@ PIECES: Final = (
     Piece("backward", "█", Level.BACKWARD),
     Piece("waiting", "░", Level.WAITING),
     Piece("wire", "▒", Level.WIRE),
-    Piece("sync, not told apart", "▤", Level.WAITING),
+    Piece("sync, not split", "▤", Level.WAITING),
     Piece("optimizer", "▞", Level.OPTIMIZER),
     Piece("other", "·", Level.OTHER),
 )
@@ -123,7 +123,7 @@ def rank_bars(aggregate: RunAggregate) -> list[RankBar]:
     by_work = rows[np.argsort(-self_ns[rows], kind="stable")]
     worst, middle = by_work[:WORST_BARS], by_work[len(by_work) // 2]
     bars = [_bar(f"rank {aggregate.ranks[row]}", phases_ns[row], waits_ns[row]) for row in worst]
-    bars.append(_bar(f"a typical one: rank {aggregate.ranks[middle]}", phases_ns[middle], waits_ns[middle]))
+    bars.append(_bar(f"typical: rank {aggregate.ranks[middle]}", phases_ns[middle], waits_ns[middle]))
     return [*bars, *_host_bars(aggregate.hosts, rows, phases_ns, waits_ns)]
 
 

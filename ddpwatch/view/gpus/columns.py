@@ -23,7 +23,8 @@ from ddpwatch.view.gpus.busy_and_waiting import (
     throttle_reasons,
     waiting_percent,
 )
-from ddpwatch.view.layout import bar
+from ddpwatch.view.layout import bar, spelled_size
+from ddpwatch.view.ranks.columns import condition_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -58,8 +59,8 @@ def badges(entry: GpuRow, *, long: bool = False) -> list[Cell]:
     row, gpu = entry
     rank = row.state
     if gpu is None:
-        why = rank.gpus.latest.why if rank.gpus.latest else "not told"
-        return [Cell(f"no GPU is read: {why}" if why else "no GPU", Level.DIM)]
+        why = rank.gpus.latest.why if rank.gpus.latest else "not reported"
+        return [Cell(f"no GPU data: {why}" if why else "no GPU", Level.DIM)]
     if gpu.lost:
         return [Cell("✖ lost", Level.BAD)]
     cells = []
@@ -73,11 +74,11 @@ def badges(entry: GpuRow, *, long: bool = False) -> list[Cell]:
         words = reasons_text(reasons) if long else SHORT[reasons[0]]
         cells.append(Cell(f"▲ {words}", Level.WARN) if is_throttled(gpu) else Cell(f"· {words}", Level.DIM))
     if (age_s := stale_s(rank)) is not None:
-        cells.append(Cell(f"▲ not read for {duration(age_s)}", Level.WARN))
+        cells.append(Cell(f"▲ stale, {duration(age_s)}", Level.WARN))
     if row.condition != "ok":
-        cells.append(Cell(row.condition, Level.DIM))
+        cells.append(Cell(condition_text(row.condition), Level.DIM))
     elif is_waiting(row):
-        cells.append(Cell("░ waits", Level.WAITING))
+        cells.append(Cell("░ waiting", Level.WAITING))
     return cells
 
 
@@ -103,13 +104,16 @@ def memory_parts(gpu: Gpu) -> list[tuple[str, int]] | None:
         return None
     own = min(gpu.own_bytes if gpu.own_bytes is not None else gpu.reserved_bytes or 0, gpu.used_bytes)
     torch = min(gpu.reserved_bytes or 0, own)
-    return [("torch", torch), ("rest of this process", own - torch), ("others", gpu.used_bytes - own)]
+    return [("torch", torch), ("rest of this process", own - torch), ("other processes", gpu.used_bytes - own)]
 
 
-def memory_text(used: int, total: int) -> str:
-    """Bytes as `61/80G`, with one unit where both have the same."""
-    one, other = size(used), size(total) if total else ""
-    return f"{one[:-1]}/{other}" if other and one[-1:] == other[-1:] else f"{one}/{other}" if other else one
+def memory_text(used: int, total: int, *, spelled: bool = False) -> str:
+    """Bytes as `61/80G`, with one unit where both have the same; `spelled` = as `61/80 GiB`."""
+    write = spelled_size if spelled else size
+    if not total:
+        return write(used)
+    one, other = size(used), size(total)
+    return f"{one[:-1] if one[-1] == other[-1] else write(used)}/{write(total)}"
 
 
 def _util(entry: GpuRow, width: int) -> Line:

@@ -29,21 +29,21 @@ XIDS_SHOWN: Final = 3
 WIDE_COLUMNS: Final = 110
 """Min. width, in terminal cells, for two columns of facts."""
 NAMES: Final = {
-    "util_percent": "utilisation", "memory_util_percent": "memory utilisation", "used_bytes": "memory in use",
+    "util_percent": "utilization", "memory_util_percent": "memory utilization", "used_bytes": "memory in use",
     "total_bytes": "memory", "own_bytes": "memory of this process", "temperature_c": "temperature",
-    "power_mw": "power", "power_limit_mw": "power limit", "sm_mhz": "SM clock", "sm_max_mhz": "highest SM clock",
-    "memory_mhz": "memory clock", "memory_max_mhz": "highest memory clock", "throttle": "throttle reasons",
+    "power_mw": "power", "power_limit_mw": "power limit", "sm_mhz": "SM clock", "sm_max_mhz": "max SM clock",
+    "memory_mhz": "memory clock", "memory_max_mhz": "max memory clock", "throttle": "throttle reasons",
     "pcie_tx_bytes_s": "PCIe out", "pcie_rx_bytes_s": "PCIe in", "nvlink_tx_bytes_s": "NVLink out",
     "nvlink_rx_bytes_s": "NVLink in", "ecc_corrected": "corrected errors", "ecc_uncorrected": "uncorrected errors",
     "xids": "Xid errors", "allocated_bytes": "torch's tensors", "reserved_bytes": "torch's memory",
     "peak_bytes": "torch's peak", "processes": "processes",
 }  # fmt: skip
 OTHER_REASONS: Final = {
-    "applications_clocks_setting": "set by somebody (applications clocks)",
-    "sync_boost": "held to those of its sync boost group",
-    "display_clocks_setting": "set for a display",
-    "board_limit": "at a limit of its board",
-    "reliability": "held for reliability",
+    "applications_clocks_setting": "set by applications clocks",
+    "sync_boost": "limited by its sync boost group",
+    "display_clocks_setting": "limited by a display setting",
+    "board_limit": "at the board limit",
+    "reliability": "limited for reliability",
 }
 """Reasons for lower clocks that are not throttling."""
 
@@ -54,7 +54,7 @@ def gpu_detail(entry: GpuRow, columns: int) -> list[Line]:
     rank = row.state
     if gpu is None:
         why = rank.gpus.latest.why if rank.gpus.latest else ""
-        text = f"No GPU of this rank is read: {why}." if why else "This rank has told of no GPU."
+        text = f"No GPU data: {why}." if why else "This rank has reported no GPU."
         return paragraph(text, columns, Level.DIM, lead=[Cell(f"rank {rank.rank}  ", Level.STRONG)])
     where = "  ".join(filter(None, (gpu.name, rank.host, gpu.uuid)))
     top = fit([Cell(f"rank {rank.rank} · {gpu.device}", Level.STRONG), Cell(f"  {where}", Level.DIM)], columns)
@@ -69,10 +69,10 @@ def gpu_detail(entry: GpuRow, columns: int) -> list[Line]:
 def gpu_facts(row: Row, gpu: Gpu) -> list[tuple[str, str]]:
     """The readings in words; absent ones are left out."""
     pairs = [
-        ("utilisation", _utilisation(row, gpu)),
+        ("utilization", _utilization(row, gpu)),
         ("memory", _memory(gpu)),
         ("clocks", _clocks(gpu)),
-        ("power, heat", _power(gpu)),
+        ("power, temp", _power(gpu)),
         ("links", _links(gpu)),
         ("errors", _errors(gpu)),
     ]
@@ -87,30 +87,30 @@ def absences(gpu: Gpu) -> str:
     return "; ".join(f"{', '.join(names)}: {why}" for why, names in by_reason.items())
 
 
-def _utilisation(row: Row, gpu: Gpu) -> str:
+def _utilization(row: Row, gpu: Gpu) -> str:
     if gpu.lost:
-        return "lost: nothing can be read from it any more"
+        return "lost: NVML cannot read it"
     if gpu.util_percent is None:
         return ""
     text = f"{gpu.util_percent}%"
     waiting = waiting_percent(row, gpu)
     if is_waiting(row) and waiting:
-        text += ", and that is waiting in all-reduce"
+        text += ", all of it waiting in all-reduce"
     elif waiting is not None and waiting >= WORTH_SAYING_PERCENT:
-        text += f", of it {waiting:.0f} waiting in all-reduce"
-    return text + (f"; memory busy {gpu.memory_util_percent}%" if gpu.memory_util_percent is not None else "")
+        text += f", {waiting:.0f}% waiting in all-reduce"
+    return text + (f"; memory controller {gpu.memory_util_percent}%" if gpu.memory_util_percent is not None else "")
 
 
 def _memory(gpu: Gpu) -> str:
     parts = memory_parts(gpu)
     if parts is None or gpu.used_bytes is None:
         return ""
-    text = memory_text(gpu.used_bytes, gpu.total_bytes or 0)
+    text = memory_text(gpu.used_bytes, gpu.total_bytes or 0, spelled=True)
     if gpu.total_bytes:
         text += f" ({percent(gpu.used_bytes / gpu.total_bytes)})"
     text += ": " + ", ".join(f"{name} {size(part)}" for name, part in parts if part)
     if gpu.allocated_bytes is not None:
-        peak = f", at most {size(gpu.peak_bytes)}" if gpu.peak_bytes is not None else ""
+        peak = f", peak {size(gpu.peak_bytes)}" if gpu.peak_bytes is not None else ""
         text += f"; tensors {size(gpu.allocated_bytes)}{peak}"
     return text.removesuffix(": ")
 
@@ -126,13 +126,13 @@ def _clocks(gpu: Gpu) -> str:
 
 
 def _clock(name: str, mhz: int | None, max_mhz: int | None) -> str:
-    return "" if mhz is None else f"{name} {mhz}{f' of {max_mhz}' if max_mhz else ''} MHz"
+    return "" if mhz is None else f"{name} {mhz}{f'/{max_mhz}' if max_mhz else ''} MHz"
 
 
 def _power(gpu: Gpu) -> str:
     parts = []
     if gpu.power_mw is not None:
-        limit = f" of {gpu.power_limit_mw / 1000:.0f}" if gpu.power_limit_mw else ""
+        limit = f"/{gpu.power_limit_mw / 1000:.0f}" if gpu.power_limit_mw else ""
         parts.append(f"{gpu.power_mw / 1000:.0f}{limit} W")
     if gpu.temperature_c is not None:
         parts.append(f"{gpu.temperature_c} °C")
@@ -155,7 +155,7 @@ def _errors(gpu: Gpu) -> str:
     errors = [f"Xid {code}, {xid_meaning(code)[0]}" for code in dict.fromkeys(reversed(gpu.xids))][:XIDS_SHOWN]
     if gpu.ecc_uncorrected is not None:
         corrected = f", {count(gpu.ecc_corrected)} corrected" if gpu.ecc_corrected else ""
-        errors.append(f"memory: {count(gpu.ecc_uncorrected)} uncorrected{corrected}")
+        errors.append(f"ECC: {count(gpu.ecc_uncorrected)} uncorrected{corrected}")
     return "; ".join(errors)
 
 
@@ -169,7 +169,7 @@ def _users(row: Row, gpu: Gpu) -> list[tuple[str, str]]:
     more = len(processes) - PROCESSES_SHOWN
     pairs = [("processes", " · ".join(texts) + (f" · … {more} more" if more > 0 else ""))] if texts else []
     if absent := absences(gpu):
-        pairs.append(("not read", absent))
+        pairs.append(("no data", absent))
     return pairs
 
 
@@ -190,7 +190,7 @@ class _Curve(NamedTuple):
 
 
 CURVES: Final = (
-    _Curve("utilisation", "util_percent", lambda _: 100.0, lambda value: f"{value:.0f}%"),
+    _Curve("utilization", "util_percent", lambda _: 100.0, lambda value: f"{value:.0f}%"),
     _Curve("memory", "used_bytes", lambda gpu: gpu.total_bytes, size),
     _Curve("SM clock", "sm_mhz", lambda gpu: gpu.sm_max_mhz, lambda value: f"{value:.0f} MHz"),
     _Curve("power", "power_mw", lambda gpu: gpu.power_limit_mw, lambda value: f"{value / 1000:.0f} W"),

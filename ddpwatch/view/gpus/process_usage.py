@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from ddpwatch.view.ranks.columns import Row
     from ddpwatch.view.run_view import RunView
 
-NOT_REPORTED: Final = "no rank has told of one"
-INSTEAD: Final = "CPU and memory of each rank's process instead."
+NOT_REPORTED: Final = "no rank has reported a GPU"
+INSTEAD: Final = "Shown instead: CPU and memory of each rank's process."
 # Bounds of the width of CPU bars, in terminal cells.
 BAR_MAX_COLUMNS: Final = 40
 BAR_MIN_COLUMNS: Final = 6
@@ -117,7 +117,7 @@ def _host_line(host: _Host, layout: Layout[_Used]) -> Line:
     """The host's name goes over the bar's columns: a sum would not suit its scale."""
     room = sum(width for column, width in layout.columns if column.keep >= BAR_KEEP)
     together = f"  {plural(len(host.rows), 'rank')} · CPU {host.cpu_percent:.0f}%"
-    name = clip(host.name or "host not known", max(room - len(together), 8))
+    name = clip(host.name or "unknown host", max(room - len(together), 8))
     line = fit([Cell(name, Level.STRONG), Cell(together, Level.DIM)], room)
     line.append(Cell(" " * (room - line_columns(line))))
     for column, width in layout.columns:

@@ -149,7 +149,7 @@ def table_top(run_view: RunView, rows: int = ROOMY_ROWS) -> int:
 
 def _legend(*, split: bool) -> Line:
     util = [
-        Cell("  utilisation ", Level.DIM),
+        Cell("  utilization ", Level.DIM),
         Cell(BUSY, Level.BACKWARD), Cell(" busy  ", Level.DIM),
         Cell(WAITS, Level.WAITING), Cell(" waiting in all-reduce", Level.DIM),
     ]  # fmt: skip
@@ -159,16 +159,16 @@ def _legend(*, split: bool) -> Line:
         *util,
         Cell("   memory ", Level.DIM),
         Cell(TORCH, Level.FORWARD), Cell(" torch  ", Level.DIM),
-        Cell(PROCESS, Level.FORWARD), Cell(" rest of its process  ", Level.DIM),
-        Cell(OTHERS, Level.OTHER), Cell(f" others  {FREE} free", Level.DIM),
+        Cell(PROCESS, Level.FORWARD), Cell(" rest of the process  ", Level.DIM),
+        Cell(OTHERS, Level.OTHER), Cell(f" other processes  {FREE} free", Level.DIM),
     ]  # fmt: skip
 
 
 def _host_line(entry: Entry, columns: int) -> Line:
     totals = gpu_totals(entry.under)
-    name = clip(entry.host or "host not known", max(columns // 3, 8))
+    name = clip(entry.host or "unknown host", max(columns // 3, 8))
     if totals is None:
-        note = f"  {plural(len(entry.under), 'rank')} · no GPU is read"
+        note = f"  {plural(len(entry.under), 'rank')} · no GPU data"
         return [Cell(name, Level.STRONG), Cell(note, Level.DIM)]
     return _summary(name, totals, columns)
 
@@ -193,10 +193,10 @@ def _summary(name: str, totals: GpuTotals, columns: int) -> Line:
 def _totals_texts(totals: GpuTotals) -> list[str]:
     util = UNPROVEN if totals.util_percent is None else f"{totals.util_percent:.0f}%"
     if totals.waiting_percent is not None and totals.waiting_percent >= WORTH_SAYING_PERCENT:
-        util += f", of it {totals.waiting_percent:.0f} waiting"
+        util += f", {totals.waiting_percent:.0f}% waiting"
     texts = [plural(totals.gpus, "GPU"), util]
     if totals.power_mw is not None:
-        limit = f" of {totals.power_limit_mw / _MW_PER_KW:.1f}" if totals.power_limit_mw else ""
+        limit = f"/{totals.power_limit_mw / _MW_PER_KW:.1f}" if totals.power_limit_mw else ""
         texts.append(f"{totals.power_mw / _MW_PER_KW:.1f}{limit} kW")
     if totals.hottest is not None:
         texts.append(f"hottest {totals.hottest[0]} °C")
@@ -214,8 +214,8 @@ _WAITS: Final = (WAITS, Level.WAITING)
 _UNKNOWN: Final = ("?", Level.DIM)
 _WORK: Final = Cell(EIGHTHS[2] + EIGHTHS[5] + EIGHTHS[8], Level.BACKWARD)
 _LEGEND: Final = (
-    Cell(*_WAITS), Cell(" waits   ", Level.DIM), Cell(*_THROTTLED), Cell(" throttled   ", Level.DIM),
-    Cell(*_ERROR), Cell(" error   ", Level.DIM), Cell(*_UNKNOWN), Cell(" not read", Level.DIM),
+    Cell(*_WAITS), Cell(" waiting   ", Level.DIM), Cell(*_THROTTLED), Cell(" throttled   ", Level.DIM),
+    Cell(*_ERROR), Cell(" error   ", Level.DIM), Cell(*_UNKNOWN), Cell(" no data", Level.DIM),
 )  # fmt: skip
 
 
@@ -238,7 +238,7 @@ def gpu_map(run_view: RunView, columns: int, rows: int) -> list[Line]:
             lines[-1].append(Cell(" "))
             left -= len(part) + 1
     # In hindsight, current readings and past steps do not go together: the waiting cannot be subtracted.
-    meaning = " in use, waiting too   " if run_view.hindsight else " work without waiting   "
+    meaning = " utilization   " if run_view.hindsight else " busy   "
     legend = [Cell(_LABEL.ljust(label_columns), Level.DIM), _WORK, Cell(meaning, Level.DIM), *_LEGEND]
     return [fit(line, columns) for line in (legend, *lines)] if len(lines) < rows else []
 

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 _CALM: Final[dict[Condition, Cell]] = {
     "ok": Cell("ok", Level.OK),
     "paused": Cell("‖ paused", Level.WARN),
-    "ended": Cell("■ ended", Level.DIM),
+    "ended": Cell("■ exited", Level.DIM),
 }
 """State of a rank with which nothing is wrong."""
 
@@ -84,6 +84,11 @@ def rows_of(
     return tuple(rows)
 
 
+def condition_text(condition: Condition) -> str:
+    """Condition of a rank as it is shown; its own name is part of the JSON interface."""
+    return {"silent": "no heartbeat", "ended": "exited"}.get(condition, condition)
+
+
 def badge(row: Row) -> Cell:
     """The state of a rank in a few words, with the reason if there is one."""
     condition, severity, beat, finding = row.condition, row.severity, row.state.beat, row.finding
@@ -92,8 +97,8 @@ def badge(row: Row) -> Cell:
     calm = Cell(f"‖ {beat.pause}", Level.WARN) if condition == "paused" and beat else _CALM.get(condition)
     text = ""
     if condition in {"ok", "silent"} and finding is not None and is_suspect(finding) and beat:
-        where = "silent" if condition == "silent" else PHASES[beat.phase]
-        text = "out of line" if finding.rule == rules.DESYNC else f"not come: {where}"
+        joined = f"not joined: {PHASES[beat.phase]}" if condition == "ok" else condition_text(condition)
+        text = "mismatch" if finding.rule == rules.DESYNC else joined
     elif beat and is_long_in_phase(row.state, condition):
         text = f"{beat.phase_ns / 1e9:.0f} s in {PHASES[beat.phase]}"
     elif condition == "ok" and finding is not None:
@@ -101,7 +106,7 @@ def badge(row: Row) -> Cell:
     elif condition == "ended" and row.state.agent_off:
         text = "agent off"
     if text or calm is None:
-        return _marked(text or condition, severity or Severity.INFO)
+        return _marked(text or condition_text(condition), severity or Severity.INFO)
     # The mark of a pause or a clean exit stays; the severity shows in its level.
     return calm if severity is None else calm._replace(level=MARKS[severity].level)
 
@@ -116,7 +121,7 @@ def _past_badge(row: Row) -> Cell:
         return _marked(_found(row, row.finding), row.finding.severity)
     if row.condition in ALIVE:
         return Cell("ok" if row.figures is not None else UNPROVEN, Level.DIM)
-    return Cell(f"now {row.condition}", Level.DIM)
+    return Cell(f"now {condition_text(row.condition)}", Level.DIM)
 
 
 def _found(row: Row, finding: Finding) -> str:

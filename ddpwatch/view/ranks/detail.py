@@ -47,7 +47,7 @@ def rank_page(run_view: RunView, rank: int, columns: int, rows: int) -> list[Lin
     """All about one rank, the most important first. At most `rows` lines; what is left out is announced."""
     row = next((row for row in run_view.rows if row.state.rank == rank), None)
     if row is None:
-        return [fit([Cell(f"There is no rank {rank} in this run.", Level.DIM)], columns)][: max(rows, 0)]
+        return [fit([Cell(f"This run has no rank {rank}.", Level.DIM)], columns)][: max(rows, 0)]
     alerts = [alert for alert in run_view.alerts if rank in alert.finding.ranks]
     findings = [alert.finding for alert in alerts]
     is_stuck = any(map(is_suspect, findings))
@@ -148,9 +148,9 @@ def _figures(run_view: RunView, row: Row, columns: int) -> list[Line]:
     figures, mine = run_view.figures, row.figures
     if figures is None or mine is None:
         why = no_figures_reason(run_view.state) if figures is None else "its steps cannot be compared"
-        return [heading("where a step goes", columns), *paragraph(f"{UNPROVEN} unproven: {why}", columns, Level.DIM)]
+        return [heading("where a step goes", columns), *paragraph(f"{UNPROVEN} unknown: {why}", columns, Level.DIM)]
     others = [other for number, other in figures.ranks.items() if number != mine.rank]
-    note = f"ms, medians of {plural(figures.steps, 'step')} to {count(figures.last_step)}"
+    note = f"median ms of {plural(figures.steps, 'step')} to {count(figures.last_step)}"
     lines = [heading("where a step goes", columns, note), *_table(run_view, mine, others, columns)]
     return [*lines, *_cost(run_view, row, mine, len(others), columns)]
 
@@ -228,26 +228,28 @@ def _marked_bar(part: _Compared, full_ns: float, columns: int) -> Line:
 
 
 def _cost(run_view: RunView, row: Row, mine: RankFigures, others: int, columns: int) -> list[Line]:
-    """Straggler cost in these steps; an alert covers more steps and may have another number."""
+    """Straggler cost: that of the alert on the rank, which covers more steps; else that in the steps of the table."""
     if not others or run_view.figures is None:
         return []
     waiters, steps = "the other rank" if others == 1 else "the others", run_view.figures.steps
     threshold = run_view.limits.straggler.share
     level = Level.PLAIN
     if mine.straggler_cost_share is None:
-        text, level = "What it costs the job is unproven: not all ranks are heard.", Level.DIM
+        text, level = "Its straggler cost is unknown: no data from some ranks.", Level.DIM
     elif not row.stands_out and StragglerLimits.MIN_COST_SHARE <= mine.straggler_cost_share < threshold:
         cost = percent(mine.straggler_cost_share)
-        less = f"below the {percent(threshold)} of a straggler"
-        text = f"Was the last now and then: {cost} of the job's time in these {plural(steps, 'step')}, {less}."
+        less = f"below the straggler threshold of {percent(threshold)}"
+        text = f"Was last at times: cost {cost} of the job's time in these {plural(steps, 'step')}, {less}."
     elif mine.straggler_cost_share >= StragglerLimits.MIN_COST_SHARE:
-        cost = percent(mine.straggler_cost_share)
-        text = f"▲ Cost the job {cost} of its time in these {plural(steps, 'step')}: {waiters} waited."
+        found = row.finding if row.stands_out else None
+        over = "while its alert is open" if found and found.cost else f"in these {plural(steps, 'step')}"
+        cost = percent(found.cost if found and found.cost else mine.straggler_cost_share)
+        text = f"▲ Cost {cost} of the job's time {over}: {waiters} waited."
         level = Level.WARN
     else:
         wait_ns = mine.wait_ns or 0.0
         part = percent(wait_ns / max(mine.step_ns, 1.0))
-        text = f"Holds nobody up. Waits {ms(wait_ns)} ms a step for {waiters}: {part}."
+        text = f"Not a straggler. Waits {ms(wait_ns)} ms per step for {waiters}: {part}."
     return paragraph(text, columns, level, lead=[Cell("  ")])
 
 
@@ -277,7 +279,7 @@ def rank_strip(run_view: RunView, row: Row, columns: int) -> list[Line]:
     heights = np.rint(self_ns / top_ns * eighths).astype(np.int64)
     medians = np.rint(median_ns / top_ns * eighths).astype(np.int64)
     title = f"own work, last {plural(len(self_ns), 'step')}"
-    lines = [heading(title, columns, f"{BASE} up to the middle rank's, █ beyond")]
+    lines = [heading(title, columns, f"{BASE} up to the median rank's, █ above")]
     for place in reversed(range(STRIP_ROWS)):
         label = {STRIP_ROWS - 1: f"{ms(top_ns)} ms", 0: "0"}.get(place, "")
         lines.append([Cell(f"{label:>{_LABEL_COLUMNS}} ", Level.DIM), *_cells(heights, medians, place * _PER_ROW)])
@@ -324,7 +326,7 @@ def _cells(heights: NDArray[np.int64], medians: NDArray[np.int64], floor: int) -
 # Max. numbers of frames of a stack and of collectives shown, the innermost and the latest.
 MAX_FRAMES: Final = 16
 MAX_COLLECTIVES: Final = 4
-NONE_YET: Final = "It was asked for its stack and has not answered: it is stopped, or something holds Python's lock."
+NONE_YET: Final = "It has not answered the request for its stack: it is stopped, or something holds the GIL."
 
 
 def stack_lines(rank: RankState, columns: int, *, asked: bool) -> list[Line]:
@@ -344,7 +346,7 @@ def stack_lines(rank: RankState, columns: int, *, asked: bool) -> list[Line]:
     if rank.stack.collectives:
         lines += [[], heading("last collectives", columns)]
         for collective in reversed(rank.stack.collectives[-MAX_COLLECTIVES:]):
-            state = Cell("done", Level.DIM) if collective.done else Cell("waits", Level.WARN)
+            state = Cell("done", Level.DIM) if collective.done else Cell("waiting", Level.WARN)
             what = f"{collective.op} #{collective.seq} {collective.shape}".rstrip()
             lines.append(fit([Cell(f"{what}, group {collective.group}: "), state], columns))
     return lines

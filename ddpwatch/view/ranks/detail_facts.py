@@ -30,14 +30,14 @@ SETTINGS_SHOWN: Final = 12
 """Max. number of DDP settings shown."""
 KINDS: Final = {
     "ddp": "DistributedDataParallel",
-    "contains-ddp": "holds a DistributedDataParallel",
+    "contains-ddp": "contains a DistributedDataParallel",
     "dataparallel": "DataParallel",
     "plain": "not wrapped in DDP",
 }
 COMMS: Final = {
-    "passive": "passive: no hook in DDP",
-    "buckets": "buckets: each one timed",
-    "hook": "through the script's own hook",
+    "passive": "passive: no DDP communication hook",
+    "buckets": "buckets: each bucket is timed",
+    "hook": "the script's own communication hook",
 }
 
 
@@ -51,8 +51,8 @@ def rank_facts(run_view: RunView, row: Row, columns: int) -> list[Line]:
         ("process", _process(run_view, row)),
         ("data", _data(row)),
         ("logged by the script", _logged(rank)),
-        ("set-up", _set_up(rank.hello)),
-        ("watching it", _watching(rank)),
+        ("setup", _set_up(rank.hello)),
+        ("ddpwatch itself", _watching(rank)),
     )
     lines: list[Line] = []
     for place, (title, pairs) in enumerate(groups):
@@ -67,19 +67,19 @@ def rank_facts(run_view: RunView, row: Row, columns: int) -> list[Line]:
 def _process(run_view: RunView, row: Row) -> list[tuple[str, str]]:
     rank, beat = row.state, row.state.beat
     if beat is None:
-        received = "never" if rank.last_received_ns is None else "no sign of life yet"
-        return [("heard", f"{received}; {why}" if (why := why_no_heartbeat(rank)) else received)]
+        received = "nothing yet" if rank.last_received_ns is None else "no heartbeat yet"
+        return [("received", f"{received}; {why}" if (why := why_no_heartbeat(rank)) else received)]
     change, share = memory_change(rank), cpu_share(rank)
     pairs = [
         ("CPU", f"{cpu_percent(rank):.0f}%" + (f", {share}" if share else "")),
         ("RSS", (size(beat.rss_bytes) if beat.rss_bytes else UNPROVEN) + (f", {change}" if change else "")),
     ]
     if (waited := rank.cpu_starvation.lately) is not None and waited >= _MIN_STARVATION:
-        pairs.insert(1, ("no core", f"for {percent(waited)} of the time in which it could have run"))
+        pairs.insert(1, ("starved", f"waited for a CPU core {percent(waited)} of the time it was runnable"))
     if row.condition in ALIVE:
-        pairs.append(("now", f"in {PHASES[beat.phase]} for {_short(beat.phase_ns)}"))
+        pairs.append(("now", f"has been in {PHASES[beat.phase]} for {_short(beat.phase_ns)}"))
     elif rank.last_received_ns is not None:
-        pairs.append(("last heard", f"{duration((run_view.now.now_ns - rank.last_received_ns) / 1e9)} ago"))
+        pairs.append(("last message", f"{duration((run_view.now.now_ns - rank.last_received_ns) / 1e9)} ago"))
     return pairs
 
 
@@ -89,14 +89,14 @@ def _gpus(row: Row) -> list[tuple[str, list[tuple[str, str]]]]:
     if latest is None:
         return []
     if not latest.gpus:
-        return [("GPU", [("not read", latest.why)] if latest.why else [])]
+        return [("GPU", [("no data", latest.why)] if latest.why else [])]
     groups = []
     for gpu in latest.gpus:
         pairs = gpu_facts(row, gpu)
         if (age_s := stale_s(row.state)) is not None:
-            pairs.insert(0, ("▲ old", f"read {duration(age_s)} before it was last heard"))
+            pairs.insert(0, ("▲ stale", f"read {duration(age_s)} before the last message"))
         if absent := absences(gpu):
-            pairs.append(("not read", absent))
+            pairs.append(("no data", absent))
         groups.append((" · ".join(filter(None, (gpu.device, gpu.name))), pairs))
     return groups
 
@@ -105,7 +105,7 @@ def _logged(rank: RankState) -> list[tuple[str, str]]:
     if rank.logged is None:
         return []
     step, values = rank.logged
-    return [*((name, f"{value:.6g}") for name, value in values.items()), ("in step", count(step))]
+    return [*((name, f"{value:.6g}") for name, value in values.items()), ("at step", count(step))]
 
 
 def _data(row: Row) -> list[tuple[str, str]]:
@@ -131,8 +131,8 @@ def _sampler(loader: Loader) -> str:
 def _loader(loader: Loader) -> str:
     parts = [plural(loader.workers, "worker") if loader.workers else "no workers"]
     if loader.length:
-        parts.append(f"{count(loader.length)} batches a pass")
-    return ", ".join([*parts, f"pass {count(loader.epoch + 1)}"])
+        parts.append(f"{count(loader.length)} batches per epoch")
+    return ", ".join([*parts, f"epoch {count(loader.epoch + 1)} since start"])
 
 
 def _set_up(hello: Hello | None) -> list[tuple[str, str]]:
@@ -171,9 +171,9 @@ def _watching(rank: RankState) -> list[tuple[str, str]]:
     pairs = [("missing", ", ".join(filter(None, losses)) or "nothing")] if rank.last_received_ns is not None else []
     beat = rank.beat
     if beat is not None and beat.hook_ns and beat.step:
-        pairs.append(("hooks", f"{beat.hook_ns / beat.step / 1e3:.0f} µs a step"))
+        pairs.append(("hooks", f"{beat.hook_ns / beat.step / 1e3:.0f} µs per step"))
     if beat is not None and beat.agent_cpu_ns:
-        pairs.append(("its thread", _agent_cpu(rank, beat)))
+        pairs.append(("agent thread", _agent_cpu(rank, beat)))
     return pairs
 
 

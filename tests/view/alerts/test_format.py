@@ -230,11 +230,11 @@ def test_a_finding_within_the_noise_is_called_unproven():
     suspicion = make_alert(subject="rank 1", evidence={"excess_ms": 1.74}).finding
     monitor.book.unproven["straggler"] = [make_alert(subject="rank 0", evidence={}).finding, suspicion]
 
-    assert "slowest rank  unproven: rank 1 looks 6% slower, which is inside the noise" in screen(monitor)
+    assert "slowest rank  inconclusive: rank 1 looks 6% slower, which is within noise" in screen(monitor)
     put(monitor, make_alert())
     assert not any(line.startswith("slowest rank") for line in screen(monitor))
 
 
 def test_before_the_first_evaluation_no_rank_is_cleared():
-    assert "slowest rank  unproven: too few steps yet" in screen(make_monitor(steps=15))
+    assert "slowest rank  unknown: too few steps yet" in screen(make_monitor(steps=15))
     assert "slowest rank  none stands out" in screen(make_monitor(steps=60))

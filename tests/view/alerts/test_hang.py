@@ -62,7 +62,7 @@ def test_a_hang_has_a_banner_with_the_time_left():
         "✖ rank 2 has not joined all_reduce #1042 (4.0 MiB): ranks 0-1, 3 have waited in sync for 12 s"
     )
     assert "rank 2 has been in data for 12 s" in page(lines)
-    assert "9m 48s left of 10m 00s until torch ends the job x its stack" in page(lines)
+    assert "9m 48s left of 10m 00s until torch aborts the job x its stack" in page(lines)
 
 
 def test_without_a_hang_there_is_no_banner():
@@ -123,8 +123,8 @@ def test_a_viewer_that_attaches_late_shows_since_when_the_ranks_wait():
 
 
 def test_a_timeout_that_is_not_known_or_over_is_said():
-    assert "how long torch waits is not known" in page(hang_lines(hanging(timeout_s=0), 100))
-    assert "the timeout is over" in page(hang_lines(hanging(waited_s=700), 100))
+    assert "the timeout of torch is unknown" in page(hang_lines(hanging(timeout_s=0), 100))
+    assert "the timeout has expired" in page(hang_lines(hanging(waited_s=700), 100))
 
 
 def test_the_header_says_it_and_the_alert_box_does_not_repeat_it():
@@ -137,7 +137,7 @@ def test_the_header_says_it_and_the_alert_box_does_not_repeat_it():
 def test_the_missing_rank_looks_different_from_those_that_wait():
     rows = hanging().rows
 
-    assert badge(rows[2]).text == "✖ not come: data"
+    assert badge(rows[2]).text == "✖ not joined: data"
     assert badge(rows[0]).text == "▲ 12 s in sync"
 
 
@@ -153,10 +153,10 @@ def test_status_shows_a_hang_and_marks_the_missing_rank_also_in_a_low_window():
     drawn = hanging(world=12, missing=9)
     whole, low = (texts(status_screen(drawn, 100, rows)) for rows in (None, 14))
 
-    assert [line.split()[0] for line in whole if "✖ not come: data" in line] == ["9"]
+    assert [line.split()[0] for line in whole if "✖ not joined: data" in line] == ["9"]
     assert whole[0].endswith("✖ hangs")
     assert sum("▲ 12 s in sync" in line for line in whole) == 11
-    assert next(line for line in low if "ONE STEP" not in line and "✖ not come" in line).split()[0] == "9"
+    assert next(line for line in low if "ONE STEP" not in line and "✖ not joined" in line).split()[0] == "9"
 
 
 def test_one_whose_data_has_ended_is_shown_as_a_hang_too():

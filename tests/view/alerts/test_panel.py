@@ -97,17 +97,17 @@ def test_a_sentence_that_does_not_fit_shows_its_cut(slow):
 
 def test_nothing_is_wrong_is_said_and_so_is_that_it_is_too_early():
     calm = make_run_view(make_monitor(slow=None, steps=0))
-    assert texts(alert_panel(calm, 60, 5)) == ["… too few steps to judge yet"]
+    assert texts(alert_panel(calm, 60, 5)) == ["… too few steps to evaluate yet"]
     from tests.builders.fake_rank import make_snap, make_step
 
     monitor = make_monitor(slow=None, steps=0)
     for rank in range(4):
         monitor.state.apply(make_snap(rank, 6, [make_step(index) for index in range(80)]), 2)
-    assert texts(alert_panel(make_run_view(monitor), 60, 5))[0] == "✔ nothing is wrong"
+    assert texts(alert_panel(make_run_view(monitor), 60, 5))[0] == "✔ no alerts"
     suspicion = Finding("straggler", Severity.WARNING, "rank 2", "m", "a", cost=0.03, proven=False)
     run_view = make_run_view(monitor)
     monitor.book.unproven["straggler"] = [suspicion]
-    assert "unproven: rank 2 looks slower (3%), inside the noise" in page(alert_panel(run_view, 60, 5))
+    assert "inconclusive: rank 2 looks slower (3%), within noise" in page(alert_panel(run_view, 60, 5))
 
 
 @given(run_views(), widths, heights)
@@ -135,6 +135,6 @@ def test_a_share_over_the_limit_that_is_no_alert_yet_is_not_called_fine():
     drawn = replace(make_run_view(make_monitor()), alerts=(), worst={})
     lines = texts(alert_panel(drawn, 60, 10))
 
-    assert lines[0] == "· nothing lasting is wrong"
+    assert lines[0] == "· no alert yet"
     assert "all-reduce took 24% of the last 50 steps" in " ".join(lines)
     assert "✔" not in "".join(lines)

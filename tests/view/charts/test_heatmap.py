@@ -83,7 +83,7 @@ def test_the_worst_of_folded_ranks_shows_and_the_last_line_says_so():
         "r16-31 ··········",
         "r32-47 ██████████",
         "r48-63 ··········",
-        "each line = 16 ranks, the worst of them shows · steps 0 to 9",
+        "each line = the worst of 16 ranks · steps 0 to 9",
     ]
 
 
@@ -109,7 +109,7 @@ def test_hosts_get_a_line_each_where_there_is_room():
     excess = make_excess(32, 6, slow=9, percent=25)
 
     assert drawn(excess, rows=8, hosts=hosts)[:3] == ["node-0 ······", "node-1 ▓▓▓▓▓▓", "node-2 ······"]
-    assert "each line = one host" in drawn(excess, rows=8, hosts=hosts)[-1]
+    assert "each line = the worst rank of a host" in drawn(excess, rows=8, hosts=hosts)[-1]
     assert drawn(excess, rows=40, hosts=hosts)[9] == " r9 ▓▓▓▓▓▓"
     assert drawn(excess, rows=4, hosts=hosts)[0].startswith(" r0-15 ")
     scattered = [f"node-{rank % 4}" for rank in range(32)]
@@ -139,9 +139,9 @@ def test_the_note_gets_shorter_until_it_fits_and_is_never_cut():
             assert "…" not in note
             assert not note or re.search(r"13,\d\d\d( to |-)13,902", note)
     wide = drawn(make_excess(32, 400), columns=120, rows=9, steps=steps)[-1]
-    assert wide.startswith("each line = 4 ranks, the worst of them shows · steps 13,5")
+    assert wide.startswith("each line = the worst of 4 ranks · steps 13,5")
     assert wide.endswith("1 column = 4 steps")
-    assert drawn(make_excess(32, 400), columns=50, rows=9, steps=steps)[-1].startswith("4 ranks a line")
+    assert drawn(make_excess(32, 400), columns=50, rows=9, steps=steps)[-1].startswith("worst of 4 ranks a line")
 
 
 def test_thousands_of_ranks_are_cheap():

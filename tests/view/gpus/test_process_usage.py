@@ -38,13 +38,15 @@ def test_it_fits_any_window_whatever_is_known(drawn, columns, rows, first):
 def test_it_says_that_there_is_no_gpu_data_and_that_no_reason_is_known():
     reported = page(device_table(make_devices(), 60, 40, first=0))
 
-    assert reported.startswith(f"· No GPU data: no rank has told of one. {INSTEAD}")
+    assert reported.startswith(f"· No GPU data: no rank has reported a GPU. {INSTEAD}")
 
 
 def test_it_says_why_no_gpu_is_read_in_the_words_of_most_ranks():
     drawn = make_devices(whys=["no driver", "no NVIDIA driver is loaded", "no NVIDIA driver is loaded", ""])
 
-    assert page(device_table(drawn, 90, 40, first=0)).startswith("· No GPU data: no NVIDIA driver is loaded. CPU")
+    assert page(device_table(drawn, 90, 40, first=0)).startswith(
+        "· No GPU data: no NVIDIA driver is loaded. Shown instead: CPU"
+    )
 
 
 def test_the_share_of_its_cores_is_shown_where_it_is_known():
@@ -87,7 +89,7 @@ def test_ranks_without_a_message_are_shown_as_unknown():
     lines = table(make_devices(received=2))
 
     assert [text.split()[:2] for text in lines if text.split()[0] in {"2", "3"}] == [["2", "–"], ["3", "–"]]
-    assert any("host not known" in text for text in lines)
+    assert any("unknown host" in text for text in lines)
 
 
 def test_what_is_above_and_below_is_announced():

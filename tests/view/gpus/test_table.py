@@ -72,8 +72,8 @@ def test_the_rank_table_and_the_rank_page_fit_with_any_gpus(run_view, columns):
 def test_gpus_stand_below_their_host_whose_line_sums_them_up():
     lines = texts(drawn(gpu_monitor(r2=HOT)))
 
-    assert lines[1].startswith("all 2 hosts  4 GPUs · 95%, of it 25 waiting · 1.6 of 2.8 kW · hottest 89 °C")
-    assert lines[3].startswith("node-0  2 GPUs · 95%, of it 25 waiting · 0.8 of 1.4 kW · hottest 60 °C")
+    assert lines[1].startswith("all 2 hosts  4 GPUs · 95%, 25% waiting · 1.6/2.8 kW · hottest 89 °C")
+    assert lines[3].startswith("node-0  2 GPUs · 95%, 25% waiting · 0.8/1.4 kW · hottest 60 °C")
     assert lines[6].endswith("▲ 1 throttled")
     assert [text.split()[0] for text in lines[3:]] == ["node-0", "0", "1", "node-1", "2", "3"]
 
@@ -108,8 +108,8 @@ def test_a_rank_that_hangs_in_a_collective_waits_with_all_its_utilization():
     line = line_of(drawn(monitor), 1)
 
     assert "█" not in plain(line)
-    assert plain(line).endswith("░ waits")
-    assert "that is waiting in all-reduce" in page(gpu_detail(gpu_rows(make_run_view(monitor).rows)[1], 100))
+    assert plain(line).endswith("░ waiting")
+    assert "all of it waiting in all-reduce" in page(gpu_detail(gpu_rows(make_run_view(monitor).rows)[1], 100))
 
 
 def test_looking_back_no_current_reading_is_called_waiting():
@@ -210,10 +210,8 @@ def test_a_rank_without_a_gpu_says_why():
     monitor.state.apply(make_gpus(1, [], seq=7, mono_ns=10, why="no such device"), 3)
     text = plain(line_of(drawn(monitor), 1))
 
-    assert text.split() == ["1", "no", "GPU", "is", "read:", "no", "such", "device"]
-    assert "No GPU of this rank is read: no such device." in page(
-        gpu_detail(gpu_rows(make_run_view(monitor).rows)[1], 90)
-    )
+    assert text.split() == ["1", "no", "GPU", "data:", "no", "such", "device"]
+    assert "No GPU data: no such device." in page(gpu_detail(gpu_rows(make_run_view(monitor).rows)[1], 90))
 
 
 def test_stale_readings_are_dim_and_say_so():
@@ -221,7 +219,7 @@ def test_stale_readings_are_dim_and_say_so():
     monitor.state.apply(make_beat(1, 7, mono_ns=9), 40 * SECOND)
     line = line_of(drawn(monitor), 1)
 
-    assert "▲ not read" in plain(line)
+    assert "▲ stale" in plain(line)
     assert {cell.level for cell in line if "95%" in cell.text} == {Level.DIM}
 
 
@@ -252,7 +250,9 @@ def test_the_details_name_processes_and_why_figures_are_absent():
 
     assert "1000 (this rank) python 29G · 7 other 1.0G" in reported
     assert "power, power limit: not supported; Xid errors: no permission" in reported
-    assert "30/80G (38%): torch 27G, rest of this process 2.0G, others 1.0G; tensors 20G, at most 25G" in reported
+    assert (
+        "30/80 GiB (38%): torch 27G, rest of this process 2.0G, other processes 1.0G; tensors 20G, peak 25G" in reported
+    )
     assert "NVLink 24G/s out, –/s in" in reported
     assert "Xid 79, GPU has fallen off the bus" in reported
 
@@ -266,7 +266,7 @@ def test_the_curves_show_the_same_time_on_scales_of_their_own():
     lines = texts(gpu_curves(entry, 100, 9))
 
     assert lines[0].startswith("── history · last 28s")
-    assert [text.split()[0] for text in lines[1:]] == ["utilisation", "memory", "SM", "power", "temperature"]
+    assert [text.split()[0] for text in lines[1:]] == ["utilization", "memory", "SM", "power", "temperature"]
     clocks = next(text for text in lines if text.startswith("SM clock"))
     assert "▇▇▇▇▄▄▄▄" in clocks
     assert clocks.startswith("SM clock     990 MHz to 1980 MHz ")
@@ -283,7 +283,7 @@ def test_the_curves_are_as_high_as_there_is_room_for_and_stand_apart(rows, each)
 
     assert len(lines) == (1 + 5 * each if each else 0)
     if each == 2:
-        assert lines[1].startswith("utilisation")
+        assert lines[1].startswith("utilization")
         assert lines[1].rstrip().endswith(" ▆▇▇▇▇")
         assert lines[2].split() == ["█████████"]
 
@@ -294,14 +294,14 @@ MANY = {"r70": HOT, "r71": {"xids": [79]}, "r72": {"util_percent": None}, "r73":
 def test_looking_back_the_map_says_that_glyphs_include_waiting():
     monitor = gpu_monitor(world=80, hosts=8)
 
-    assert "in use, waiting too" in plain(gpu_map(make_run_view(monitor, at=60), 76, 30)[0])
-    assert "work without waiting" in plain(gpu_map(make_run_view(monitor), 76, 30)[0])
+    assert "utilization" in plain(gpu_map(make_run_view(monitor, at=60), 76, 30)[0])
+    assert "busy" in plain(gpu_map(make_run_view(monitor), 76, 30)[0])
 
 
 def test_the_map_shows_many_gpus_with_a_glyph_each():
     lines = gpu_map(make_run_view(gpu_monitor(world=80, hosts=8, **MANY)), 76, 30)
 
-    assert plain(lines[0]) == "rank ▂▅█ work without waiting   ░ waits   ▲ throttled   ✖ error   ? not read"
+    assert plain(lines[0]) == "rank ▂▅█ busy   ░ waiting   ▲ throttled   ✖ error   ? no data"
     assert [plain(line).split() for line in lines[1:]] == [
         ["0", "▆▆█▆▆▆▆▆▆▆", *["▆" * 10] * 5],
         ["60", "▆" * 10, "▲✖?▁▆▆▆▆▆▆"],
@@ -329,7 +329,7 @@ def test_clocks_set_by_hand_are_not_called_throttled():
     set_by_hand = {"sm_mhz": 1200, "throttle": ["gpu_idle", "applications_clocks_setting"]}
     reported = page(gpu_detail(gpu_rows(make_run_view(gpu_monitor(r0=set_by_hand)).rows)[0], 120))
 
-    assert "SM 1200 of 1980 MHz, memory 2619 of 2619 MHz, set by somebody (applications clocks)" in reported
+    assert "SM 1200/1980 MHz, memory 2619/2619 MHz, set by applications clocks" in reported
 
 
 def test_every_figure_that_may_be_absent_has_a_name():
@@ -354,9 +354,9 @@ def test_the_rank_page_shows_its_gpu_and_whether_readings_belong_to_the_step():
     monitor = gpu_monitor(r2=HOT)
     reported = page(rank_page(make_run_view(monitor), 2, 100, 500))
     assert "cuda:2 · Stand-in 80GB" in reported
-    assert "SM 1110 of 1980 MHz, memory 2619 of 2619 MHz, thermal slowdown" in reported
+    assert "SM 1110/1980 MHz, memory 2619/2619 MHz, thermal slowdown" in reported
 
-    assert "of it 25 waiting in all-reduce" in page(rank_page(make_run_view(monitor), 0, 100, 500))
+    assert "25% waiting in all-reduce" in page(rank_page(make_run_view(monitor), 0, 100, 500))
     back = page(rank_page(make_run_view(monitor, at=60), 0, 100, 500))
     assert "Stand-in 80GB · as of step 119, not of step 60" in back
-    assert "of it 25 waiting in all-reduce" not in back
+    assert "25% waiting in all-reduce" not in back

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -64,12 +66,21 @@ def test_the_findings_that_name_the_rank_come_first_with_their_advice():
     assert finding.message not in page(rank_page(drawn, 0, 80, ALL_ROWS))
 
 
-def test_the_cost_is_that_of_the_figures():
+def test_the_cost_is_that_of_the_alert_and_without_one_that_of_the_figures():
     drawn = make_run_view(make_monitor())
     share = drawn.figures.ranks[2].straggler_cost_share
+    slow = drawn.rows[2]
+    alert = replace(slow.finding, cost=0.31)
+    rows = {
+        cost: (*drawn.rows[:2], slow._replace(finding=found, stands_out=bool(found)), drawn.rows[3])
+        for cost, found in ((0.31, alert), (share, None))
+    }
+    over = {0.31: "while its alert is open", share: "in these 50 steps"}
 
-    assert f"Cost the job {round(share * 100)}% of its time" in page(rank_page(drawn, 2, 80, ALL_ROWS))
-    assert "Holds nobody up. Waits 10.0 ms a step" in page(rank_page(drawn, 0, 80, ALL_ROWS))
+    for cost, changed in rows.items():
+        words = f"Cost {round(cost * 100)}% of the job's time {over[cost]}"
+        assert words in page(rank_page(replace(drawn, rows=changed), 2, 80, ALL_ROWS))
+    assert "Not a straggler. Waits 10.0 ms per step" in page(rank_page(drawn, 0, 80, ALL_ROWS))
 
 
 def test_a_rank_below_the_straggler_threshold_is_not_blamed():
@@ -80,7 +91,7 @@ def test_a_rank_below_the_straggler_threshold_is_not_blamed():
         monitor.state.apply(make_snap(rank, 6, steps), 2)
     text = page(rank_page(make_run_view(monitor), 0, 80, ALL_ROWS))
 
-    assert "Was the last now and then: 1% of the job's time in these 50 steps" in text
+    assert "Was last at times: cost 1% of the job's time in these 50 steps" in text
     assert "▲" not in text
 
 
@@ -97,7 +108,7 @@ def test_wire_and_waiting_of_a_rank_are_its_sync():
 def test_without_all_ranks_neither_cost_nor_waiting_is_claimed():
     text = page(rank_page(make_run_view(make_monitor(received=3)), 2, 80, ALL_ROWS))
 
-    assert "What it costs the job is unproven" in text
+    assert "Its straggler cost is unknown" in text
     assert "waiting" not in text
     assert " sync " in text
 
@@ -154,7 +165,7 @@ def test_identity_and_set_up():
         assert reported in text
     assert "DistributedSampler, over 4 ranks" in text
     assert "3 workers" in text
-    assert "pass 3" in text
+    assert "epoch 3 since start" in text
 
 
 def test_what_watching_costs_and_what_is_missing():
@@ -163,7 +174,7 @@ def test_what_watching_costs_and_what_is_missing():
     rank.beat = wire.Beat(rank=0, seq=9, mono_ns=9, step=100, phase=0, phase_ns=0, hook_ns=2_500_000, dropped=3)
     text = page(rank_page(make_run_view(monitor), 0, 80, ALL_ROWS))
 
-    assert "25 µs a step" in text
+    assert "25 µs per step" in text
     assert "3 records dropped" in text
 
 
@@ -175,7 +186,7 @@ def test_logged_values_are_shown_with_their_step():
 
     assert "loss 0.25" in text
     assert "rate 0.0001" in text
-    assert "in step 120" in text
+    assert "at step 120" in text
     assert "logged by the script" not in page(rank_page(make_run_view(monitor), 1, 80, ALL_ROWS))
 
 
@@ -202,7 +213,7 @@ def test_a_rank_that_never_came_and_one_that_does_not_exist():
     drawn = make_run_view(make_monitor(received=2))
 
     assert "missing" in texts(rank_page(drawn, 3, 80, ALL_ROWS))[0]
-    assert page(rank_page(drawn, 9, 80, ALL_ROWS)) == "There is no rank 9 in this run."
+    assert page(rank_page(drawn, 9, 80, ALL_ROWS)) == "This run has no rank 9."
 
 
 def test_what_does_not_fit_is_announced():

@@ -93,7 +93,7 @@ def test_the_badge_says_what_is_wrong_and_why(slow):
 @pytest.mark.parametrize(
     ("message", "text", "level"),
     [
-        (wire.Bye(rank=1, seq=6, reason="closed", text="", mono_ns=9), "■ ended", Level.DIM),
+        (wire.Bye(rank=1, seq=6, reason="closed", text="", mono_ns=9), "■ exited", Level.DIM),
         (wire.Bye(rank=1, seq=6, reason="off", text="", mono_ns=9), "▲ agent off", Level.WARN),
         (wire.Bye(rank=1, seq=6, reason="failed", text="x", mono_ns=9), "✖ failed", Level.BAD),
         (wire.Gone(rank=1, seq=0), "✖ lost", Level.BAD),
@@ -114,7 +114,7 @@ def test_missing_and_silent_ranks_have_a_badge():
     monitor.tick(60_000_000_000)
     rows = make_run_view(monitor).rows
 
-    assert [badge(row).text for row in rows] == ["▲ silent", "▲ silent", "✖ missing", "✖ missing"]
+    assert [badge(row).text for row in rows] == ["▲ no heartbeat", "▲ no heartbeat", "✖ missing", "✖ missing"]
     assert all(attention(bad) < attention(good) for bad in rows for good in make_run_view(make_monitor(slow=None)).rows)
 
 
