@@ -6,7 +6,6 @@ After a change of words: `DDPWATCH_MESSAGES_UPDATE=1 pytest tests/core/detectors
 from __future__ import annotations
 
 import importlib
-import os
 from pathlib import Path
 from textwrap import wrap
 
@@ -14,10 +13,10 @@ import pytest
 
 from ddpwatch.core.detectors import DETECTORS
 from ddpwatch.core.limits import DEFAULTS, described
+from tests.builders.golden import assert_as_reviewed
 from tests.core.detectors.sample_runs import SAMPLES
 
 GOLDEN = Path(__file__).parent / "messages.golden.txt"
-UPDATE = "DDPWATCH_MESSAGES_UPDATE"
 WIDTH = 118
 
 
@@ -43,11 +42,7 @@ def page(detector):
 
 
 def test_every_message_of_every_rule_is_the_reviewed_one():
-    text = "\n".join(map(page, DETECTORS))
-    if os.environ.get(UPDATE):
-        GOLDEN.write_text(text, encoding="utf-8")
-
-    assert text == GOLDEN.read_text(encoding="utf-8")
+    assert_as_reviewed("\n".join(map(page, DETECTORS)), GOLDEN)
 
 
 @pytest.mark.parametrize("detector", DETECTORS, ids=lambda detector: detector.rule)
