@@ -240,7 +240,7 @@ class Agent:
         if not self._wants_timing:
             return
         if why := self._publisher.nccl_times.enable(ddp.process_group):
-            self._recorder.note("comm", f"Times of all-reduce are not available: {why}")
+            self._recorder.note("comm", f"All-reduce times are not available: {why}")
         else:
             self._description = {**self._description, "comm": "timing"}
 

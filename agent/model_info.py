@@ -13,17 +13,17 @@ from ddpwatch.agent.registration import identify
 from ddpwatch.wire import fit
 
 DATAPARALLEL: Final = (
-    "nn.DataParallel drives all GPUs from one process: it copies the model to them every step and shares one Python "
-    "interpreter, so it scales badly. DistributedDataParallel runs one process a GPU and overlaps the gradient "
-    "exchange with backward; it is faster even on one machine."
+    "nn.DataParallel drives all GPUs from one process: it copies the model to them in every step and shares one GIL, "
+    "so it scales poorly. DistributedDataParallel runs one process per GPU and overlaps the all-reduce with backward; "
+    "it is faster even on one host."
 )
 NOT_WRAPPED: Final = (
     "The model is not wrapped in DistributedDataParallel although the job has {world_size} ranks. "
-    "Gradients are not averaged, so each rank trains a model of its own."
+    "Gradients are not averaged, so each rank trains its own model."
 )
 HOST_CLOCK: Final = (
-    "Times are taken by the host's clock. On a GPU the host runs ahead, so phases show when work was queued, "
-    "not when it ran; step time and throughput are right."
+    "Phases are timed on the CPU. CUDA is asynchronous, so they show when work was enqueued, not when it ran; step "
+    "time and throughput are correct."
 )
 _DDP_SETTINGS: Final = (
     "bucket_bytes_cap",
@@ -44,7 +44,7 @@ def kind_of(model: object) -> str:
     if not isinstance(model, nn.Module):
         raise TypeError(
             f"ddpwatch.agent.install() takes a torch.nn.Module, usually the one wrapped in "
-            f"DistributedDataParallel; it was given a {type(model).__name__}."
+            f"DistributedDataParallel; it got a {type(model).__name__}."
         )
     if isinstance(model, DistributedDataParallel):
         return "ddp"

@@ -57,8 +57,8 @@ MAX_STACK_TOPICS: Final = 16
 """Subscriptions to stacks that are served at a time."""
 
 SCARCE: Final = (
-    f"Fewer than {TOO_FEW} free file descriptors are left in this process. It cannot be watched until there are more; "
-    "raise `ulimit -n`."
+    f"Fewer than {TOO_FEW} free file descriptors are left in this process. It cannot be monitored until there are "
+    "more: raise `ulimit -n`."
 )
 
 

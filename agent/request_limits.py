@@ -36,8 +36,8 @@ MAX_BACKOFF_S: Final = 64.0
 CALM_S: Final = 60.0
 """Seconds without a flood after which the backoff starts over."""
 FLOODED: Final = (
-    "A viewer has subscribed to more topics, or faster, than viewers do. All connections to this rank were ended; "
-    "viewers come back by themselves."
+    "A client subscribed to more topics, or faster, than a viewer does. All connections to this rank were closed; "
+    "viewers reconnect by themselves."
 )
 _ANSWERED: Final = (SNAP_PREFIX, STACK_PREFIX, STACKS_PREFIX)
 

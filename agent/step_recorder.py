@@ -66,8 +66,8 @@ FINGERPRINT_EVERY: Final = 8
 COST_EVERY: Final = 16
 """Steps between those in which hooks are timed."""
 HOST_TIMED: Final = (
-    "The GPU's times of some steps could not be had: a CUDA graph was captured in them, they had too many phases, or "
-    "the GPU was too far behind. Those steps show when work was queued, not when it ran."
+    "Some steps have no GPU times: a CUDA graph was captured in them, they had too many phases, or the GPU was too far "
+    "behind. Their phases show when work was enqueued, not when it ran."
 )
 
 

@@ -37,7 +37,7 @@ class TorchMemory:
         self._next_s = float("inf")
         self.held: dict[int, AllocatorStats] = {}
         """By device index; replaced as a whole."""
-        self.why = "torch has not been asked yet"
+        self.why = "torch's allocator was not read yet"
         """Why a device is not in `held`."""
 
     def watch(self, indices: Iterable[int]) -> None:
@@ -57,7 +57,7 @@ class TorchMemory:
         except Exception as error:  # noqa: BLE001 - a custom allocator need not count
             self._next_s = float("inf")
             self.held = {}
-            self.why = f"torch's allocator does not tell ({type(error).__name__})"
+            self.why = f"torch's allocator does not report it ({type(error).__name__})"
 
 
 def _stats(stats: dict[str, Any]) -> AllocatorStats:

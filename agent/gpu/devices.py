@@ -18,9 +18,11 @@ if TYPE_CHECKING:
 
 GPU: Final = "GPU-"
 MIG: Final = "MIG-"
-WHICH_MIG: Final = "the GPU is divided into MIG instances and none of them is named in CUDA_VISIBLE_DEVICES"
-MIXED: Final = "GPUs differ and CUDA_DEVICE_ORDER is not PCI_BUS_ID, so a number does not tell which one it is"
-UNKNOWN: Final = "the driver tells of no GPU that is this device"
+WHICH_MIG: Final = "the GPU is divided into MIG instances, and CUDA_VISIBLE_DEVICES names none of them"
+MIXED: Final = (
+    "GPU models differ and CUDA_DEVICE_ORDER is not PCI_BUS_ID, so the device index does not identify the GPU"
+)
+UNKNOWN: Final = "the driver reports no GPU that matches this device"
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +139,7 @@ def device_at(nvml: Nvml, place: Place) -> Device | Absent:
         return Device(nvml, handle, handle)
     instances = _instance_handles(nvml, handle)
     if place.instance >= len(instances):
-        return Absent("its MIG instance is gone")
+        return Absent("its MIG instance does not exist")
     return Device(nvml, handle, instances[place.instance], is_mig=True)
 
 

@@ -35,15 +35,15 @@ MAX_STEPS: Final = 600
 SETTLED_NS: Final = 2_000_000_000
 """Nanoseconds after which a retired record gets no duration; torch adds it a moment after it retires the record."""
 SAFE_TORCH: Final = (2, 8)
-NO_GLOO: Final = "gloo does not tell how long its operations take; comm='buckets' measures it."
-NO_NCCL: Final = "the model's process group is of {backend}, which does not tell how long its operations take."
-TOO_OLD: Final = "this torch cannot time NCCL's operations; it takes one that was built with NCCL."
-NO_RECORD: Final = "torch's flight recorder is off; set TORCH_NCCL_TRACE_BUFFER_SIZE=2000 before the training."
+NO_GLOO: Final = "gloo does not report how long its operations take; comm='buckets' measures it."
+NO_NCCL: Final = "the model's process group uses {backend}, which does not report how long its operations take."
+TOO_OLD: Final = "this torch cannot time NCCL's operations; use one that is built with NCCL."
+NO_RECORD: Final = "torch's flight recorder is off; set TORCH_NCCL_TRACE_BUFFER_SIZE=2000 before training."
 # The recorder queries the events of operations in flight, and older torch frees them at the same time in its watchdog's
 # thread. With the cache they are never freed; newer torch has it on by default.
 UNSAFE: Final = (
-    "before torch 2.8 its flight recorder may only be read all the time with TORCH_NCCL_CUDA_EVENT_CACHE=1 "
-    "(2.6 and newer); comm='buckets' works without."
+    "before torch 2.8 the flight recorder can be read continuously only with TORCH_NCCL_CUDA_EVENT_CACHE=1 "
+    "(2.6 and newer); comm='buckets' works without it."
 )
 
 

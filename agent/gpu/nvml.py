@@ -17,26 +17,26 @@ if TYPE_CHECKING:
 
 TOO_OLD: Final = "the driver is too old for it"
 OLD_PYNVML: Final = "the installed nvidia-ml-py is too old for it"
-MISFIT: Final = "nvidia-ml-py and the driver do not fit each other; run: pip install -U nvidia-ml-py"
-NOT_REPORTED: Final = "the driver tells no value"
-RETIRED: Final = "the driver answers this question no longer"
+MISFIT: Final = "nvidia-ml-py and the driver are incompatible; run: pip install -U nvidia-ml-py"
+NOT_REPORTED: Final = "the driver reports no value"
+RETIRED: Final = "not supported by this driver version"
 NOT_OF_MIG: Final = "not measured for a MIG instance"
 TIMEOUT: Final = 10
 GPU_IS_LOST: Final = 15
 REASONS: Final = {
     1: "NVML was shut down by the script",
-    2: "the driver refuses the question",
+    2: "the driver rejects the query",
     3: "not supported by this GPU",
     4: "no permission",
     6: "not found by the driver",
     9: "no NVIDIA driver: it is not loaded",
-    TIMEOUT: "the driver did not answer in time",
+    TIMEOUT: "the driver did not respond in time",
     12: "no NVIDIA driver: libnvidia-ml.so.1 was not found",
     13: TOO_OLD,
     GPU_IS_LOST: "the GPU is lost",
     16: "the GPU needs a reset",
-    17: "the operating system refuses it",
-    18: "the NVIDIA driver was updated but not reloaded; reboot, or load its module anew",
+    17: "the operating system denies it",
+    18: "the NVIDIA driver was updated but not reloaded; reboot, or reload its kernel module",
     25: TOO_OLD,
     26: RETIRED,
     28: "the driver does not find this GPU",
@@ -102,7 +102,7 @@ class Nvml:
         except self._library.NVMLError as error:
             return _reason(int(error.value))
         except (UnicodeDecodeError, ValueError) as error:
-            return Absent(f"the driver's answer cannot be read ({type(error).__name__})")
+            return Absent(f"the driver's response cannot be read ({type(error).__name__})")
 
     def ask_or(self, default: Any, function: str, *args: Any) -> Any:
         """Call a function of pynvml; the default if that is not possible."""

@@ -36,13 +36,13 @@ PATIENCE_S: Final = 5.0
 """Seconds until a missing first reading is reported."""
 TORCH: Final = ("allocated_bytes", "reserved_bytes", "peak_bytes")
 NOT_AMONG: Final = (
-    "the driver does not name this process; in a container with process numbers of its own it cannot be told"
+    "the driver does not list this process; in a container with its own pid namespace it cannot be identified"
 )
-FIRST: Final = "known from the second reading on"
+FIRST: Final = "available from the second reading on"
 ON_THE_CPU: Final = "the model is on the CPU"
 ELSEWHERE: Final = "the model is on {kind}; only NVIDIA GPUs are read"
 NO_THREAD: Final = "no thread could be started to read the GPUs"
-NO_ANSWER: Final = "the NVIDIA driver has not answered yet"
+NO_ANSWER: Final = "the NVIDIA driver has not responded yet"
 
 
 class _Lost(Exception):

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 MANY_BACKWARDS: Final = 1000
 """Backward passes without an optimizer step after which a note is sent, once."""
 NO_STEPS: Final = (
-    f"{MANY_BACKWARDS} backward passes and no optimizer step was seen. If optimizer.step() is compiled or the "
-    "parameters are updated by hand, call agent.step() at the end of each iteration."
+    f"{MANY_BACKWARDS} backward passes without an optimizer step. If optimizer.step() is compiled, or parameters are "
+    "updated by hand, call agent.step() at the end of each iteration."
 )
 
 

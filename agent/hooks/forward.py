@@ -218,6 +218,6 @@ class ForwardHooks:
             self._blind = True
             self._recorder.note(
                 "blind",
-                "No tensor that takes a gradient was found in the model's output. "
-                "Backward and all-reduce cannot be told apart and are counted as other.",
+                "No tensor in the model's output requires a gradient. "
+                "Backward and all-reduce cannot be timed separately and are counted as other.",
             )

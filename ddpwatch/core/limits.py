@@ -34,14 +34,14 @@ class _Group(Struct, frozen=True, forbid_unknown_fields=True, rename="kebab"):
 
 
 class EvaluationLimits(_Group, frozen=True):
-    """When rules are evaluated, for all of them alike."""
+    """When rules are evaluated; the same for all of them."""
 
     warmup_steps: Steps = 10
-    """First steps of a run that are never judged: bucket building, compiling, caches."""
+    """First steps of a run that are never evaluated: bucket building, compilation, caches."""
     stride_steps: Steps = 5
-    """Evaluated again each time all ranks have done this number of steps; several times that with very many ranks."""
+    """Steps that all ranks complete between two evaluations; several times that in very large runs."""
     least_s: Seconds = 5.0
-    """Where steps are so short that the steps looked at take less than this, more of them are."""
+    """Minimum time in seconds that the evaluated steps cover: more steps are evaluated if they are short."""
 
     INTERVAL_NS: ClassVar[int] = 250_000_000
     """Interval in ns at which rules by time are evaluated and due steps are looked for."""
@@ -65,19 +65,19 @@ class StragglerLimits(_Group, frozen=True):
     """A rank or host is slower in its own work than the others."""
 
     share: Share = 0.05
-    """Own work beyond that of the others that counts, as a part of the step."""
+    """Minimum excess of own work over the others, as a fraction of the step."""
     window_steps: Steps = 80
-    """Steps looked at."""
+    """Steps evaluated."""
     recent_steps: Steps = 20
-    """Latest steps in which a lasting excess must show in the median."""
+    """Latest steps in whose median a continuous excess must show."""
     sigmas: Sigmas = 5.0
-    """How far beyond the noise an excess must be, in standard errors."""
+    """Minimum excess over the noise, in standard errors."""
     outliers: Steps = 5
-    """Slow steps in the window that make an irregular straggler."""
+    """Minimum slow steps in the window for an irregular straggler."""
     critical_cost: Share = 0.5
     """Critical instead of a warning from this fraction of the job's time."""
     linger_steps: Steps = 120
-    """Closed after this number of steps without it; longer than the pauses between bursts."""
+    """Closed after this number of steps without a slow one; longer than the pauses between bursts."""
 
     HOST_SHARE: ClassVar[float] = 0.8
     """Fraction of a host's ranks that must be slow for the host to be named."""
@@ -122,14 +122,14 @@ class StragglerLimits(_Group, frozen=True):
 
 
 class CommShareLimits(_Group, frozen=True):
-    """Communication that is not overlapped takes too much of the step."""
+    """Exposed communication takes too much of the step."""
 
     share: Share = 0.10
-    """All-reduce share of the step, waiting included; more opens the alert."""
+    """Opened above this all-reduce share of the step, waiting included."""
     close_part: Fraction = 0.8
-    """Part of `share` below which the share must fall to close it."""
+    """Closed below this fraction of `share`."""
     window_steps: Steps = 50
-    """Steps looked at."""
+    """Steps evaluated."""
     linger_steps: Steps = 100
     """Closed after this number of steps below the share."""
 
@@ -138,13 +138,13 @@ class SlowLinkLimits(_Group, frozen=True):
     """The wire takes longer than earlier for the same bytes."""
 
     factor: Factor = 1.5
-    """Wire time against its own earlier steady state."""
+    """Minimum wire time, as a multiple of its own baseline."""
     share: Share = 0.03
-    """And at least by this fraction of the step."""
+    """Minimum increase of the wire time, as a fraction of the step."""
     sigmas: Sigmas = 5.0
-    """How far beyond the spread of the earlier steady state."""
+    """Minimum increase over the noise of the baseline, in standard deviations."""
     lasting_s: Seconds = 20.0
-    """It must have lasted so long, and the steady state before it, too."""
+    """Minimum duration in seconds, of the increase and of the baseline before it."""
     linger_steps: Steps = 100
     """Closed after this number of steps without it."""
 
@@ -153,11 +153,11 @@ class DataBoundLimits(_Group, frozen=True):
     """The ranks wait for their DataLoaders."""
 
     share: Share = 0.20
-    """Waiting for data as a part of the step."""
+    """Minimum wait for data, as a fraction of the step."""
     ranks_share: Fraction = 0.5
-    """On more than this part of the ranks."""
+    """Reported if more than this fraction of the ranks wait."""
     window_steps: Steps = 50
-    """Steps looked at."""
+    """Steps evaluated."""
     linger_steps: Steps = 100
     """Closed after this number of steps without it."""
 
@@ -166,11 +166,11 @@ class SlowdownLimits(_Group, frozen=True):
     """The whole job is slower than earlier."""
 
     factor: Factor = 1.10
-    """Work and wire of all ranks against their own earlier steady state."""
+    """Minimum time of work and wire, as a multiple of their own baseline."""
     sigmas: Sigmas = 5.0
-    """How far beyond the spread of the earlier steady state."""
+    """Minimum increase over the noise of the baseline, in standard deviations."""
     lasting_s: Seconds = 20.0
-    """It must have lasted so long, and the steady state before it, too."""
+    """Minimum duration in seconds, of the slowdown and of the baseline before it."""
     linger_steps: Steps = 150
     """Closed after this number of steps without it."""
 
@@ -182,11 +182,11 @@ class UnevenBatchLimits(_Group, frozen=True):
     """Ranks train on different numbers of samples."""
 
     steps: Steps = 3
-    """Steps with different sample counts, of the last `window-steps`."""
+    """Minimum steps with different sample counts, of the last `window-steps`."""
     window_steps: Steps = 20
-    """Steps looked at."""
+    """Steps evaluated."""
     linger_s: Seconds = 60.0
-    """Closed after so long without it; where ranks wait for one whose data has ended, as `stall` is."""
+    """Closed after this time in seconds without it; like `stall` if ranks wait for one whose data has ended."""
 
     STUCK_NS: ClassVar[int] = 1_000_000_000
     """A rank that waits longer than this, in ns, in an all-reduce for a rank that has ended waits in vain."""
@@ -200,7 +200,7 @@ class SameDataLimits(_Group, frozen=True):
     """Ranks train on the same samples."""
 
     steps: Steps = 3
-    """Steps in which ranks had the same batch, of those that were sampled."""
+    """Minimum sampled steps in which ranks had the same batch."""
     linger_steps: Steps = 500
     """Closed after this number of steps without it."""
 
@@ -219,24 +219,24 @@ class MemoryLimits(_Group, frozen=True):
     """Memory of a rank, or of its GPU, keeps growing."""
 
     growth_bytes: Bytes = 256 << 20
-    """Growth of the resident memory over the samples kept."""
+    """Minimum growth of the resident memory, in bytes."""
     growth_share: Share = 0.10
-    """And as a part of what it was."""
+    """Minimum growth of the resident memory, as a fraction of its first value."""
     least_s: Seconds = 300.0
-    """Watched for at least so long."""
+    """Minimum time in seconds over which growth is measured."""
     gpu_part: Fraction = 0.95
-    """Part of a GPU's memory in use, and growing."""
+    """Minimum fraction of a GPU's memory in use."""
     gpu_growth_bytes: Bytes = 64 << 20
-    """Growth of a GPU's memory in use over the readings kept."""
+    """Minimum growth of a GPU's memory in use, in bytes."""
     gpu_least_s: Seconds = 60.0
-    """A GPU is watched for at least so long."""
+    """Minimum time in seconds over which growth of a GPU's memory is measured."""
     gpu_unused_part: Fraction = 0.20
-    """Reserved by torch and not in use, as a part of the GPU's memory: said to be fragmented."""
+    """Reported as fragmented if torch reserves and does not use this fraction of the GPU's memory."""
     linger_s: Seconds = 300.0
-    """Closed after so long without growth."""
+    """Closed after this time in seconds without growth."""
 
     MIN_SAMPLES: ClassVar[int] = 9
-    """Samples that growth is derived from, at least: three for each third of the time."""
+    """Minimum samples that growth is derived from: three for each third of the time."""
     MAX_SAMPLES: ClassVar[int] = 60
     """Evenly spread samples that are read, about: the rule is evaluated four times a second for every rank."""
     MIN_HALF_SHARE: ClassVar[float] = 0.25
@@ -246,16 +246,16 @@ class MemoryLimits(_Group, frozen=True):
 
 
 class GpuThrottleLimits(_Group, frozen=True):
-    """The clocks of a GPU are held down."""
+    """A GPU is throttled."""
 
     readings: Readings = 20
-    """Throttled in most of this number of readings, one a second."""
+    """Throttled in most of this number of readings, one per second."""
     clock_part: Fraction = 0.85
-    """Clocks below this part of those of the other GPUs cost time: a warning also where only power is short."""
+    """A clock below this fraction of the other GPUs' is a warning, also if only the power cap limits it."""
     lasting_s: Seconds = 5.0
-    """Opened after this time: the GPUs of a host become hot one after another, and are reported as the host."""
+    """Opened after this time in seconds: GPUs of a host overheat one after another and are reported together."""
     linger_s: Seconds = 60.0
-    """Closed after so long without it."""
+    """Closed after this time in seconds without it."""
 
     HOST_SHARE: ClassVar[float] = 0.5
     """Fraction of a host's GPUs, and more than one, that must be held down for the host to be named."""
@@ -277,21 +277,21 @@ class GpuErrorLimits(_Group, frozen=True):
     """The driver reports an error of a GPU."""
 
     linger_s: Seconds = 86_400.0
-    """Never closed while the rank lives: what has failed once is looked at by somebody."""
+    """Closed after this time in seconds: a day, so that an error is not missed."""
 
     MAX_SEPARATE: ClassVar[int] = 8
     """With more GPUs than this the rest share one alert."""
 
 
 class GpuIdleLimits(_Group, frozen=True):
-    """A GPU is idle while its rank trains."""
+    """Low GPU utilization while the rank trains."""
 
     util_part: Fraction = 0.30
-    """Utilisation below this part on average, and in the last reading."""
+    """Utilization below this fraction on average, and in the last reading."""
     readings: Readings = 30
-    """Mean over this number of readings, one a second."""
+    """Mean over this number of readings, one per second."""
     linger_s: Seconds = 60.0
-    """Closed after so long without it."""
+    """Closed after this time in seconds without it."""
 
     MAX_SEPARATE: ClassVar[int] = 3
     """More ranks than this share one alert."""
@@ -313,12 +313,12 @@ class LivenessLimits:
 
 
 class RankLostLimits(_Group, frozen=True):
-    """A rank ended, or fell silent, without a last message."""
+    """A rank exited, or stopped sending heartbeats, without a goodbye."""
 
     silent_s: Seconds = 5.0
-    """No sign of life for so long."""
+    """Reported after this time in seconds without a heartbeat."""
     linger_s: Seconds = 1.0
-    """Closed so long after it is heard again."""
+    """Closed this time in seconds after its next heartbeat."""
 
     MAX_SEPARATE: ClassVar[int] = 3
     """More ranks than this share one alert."""
@@ -341,10 +341,10 @@ class RankLostLimits(_Group, frozen=True):
 
 
 class RankFailedLimits(_Group, frozen=True):
-    """A rank was ended by an exception."""
+    """An exception or an exit code other than 0 ended a rank."""
 
     linger_s: Seconds = 86_400.0
-    """Never closed while anybody watches: a rank does not come back."""
+    """Closed after this time in seconds: a day, because a failed rank does not come back."""
 
     MAX_SEPARATE: ClassVar[int] = 8
     """With more ranks than this the rest share one alert."""
@@ -356,17 +356,17 @@ class StallLimits(_Group, frozen=True):
     """Ranks wait in a collective for a rank that has not joined it."""
 
     least_s: Seconds = 1.0
-    """A wait that is shorter is never abnormal."""
+    """Minimum wait in seconds that is abnormal."""
     factor: Factor = 5.0
-    """And it must exceed the 99th percentile of earlier waits by this factor."""
+    """Minimum wait, as a multiple of the 99th percentile of earlier waits."""
     first_s: Seconds = 120.0
-    """As long as there were none: in the first steps ranks compile and start one after another."""
+    """Minimum wait in seconds before the first waits are known: ranks compile and start one after another."""
     joined_s: Seconds = 5.0
-    """And where all ranks have joined: when cores are short, an operation stands still for a while."""
+    """Minimum wait in seconds if all ranks have joined: CPU starvation delays an operation for a while."""
     critical_s: Seconds = 10.0
-    """Critical after so long, or when more than half of the timeout has passed."""
+    """Critical after this time in seconds, or when more than half of the timeout has passed."""
     linger_s: Seconds = 2.0
-    """Closed so long after the ranks go on."""
+    """Closed this time in seconds after the ranks continue."""
 
     WAIT_PERCENTILE: ClassVar[float] = 99.0
     """Percentile of earlier waits that `factor` is applied to."""
@@ -381,10 +381,10 @@ class StallLimits(_Group, frozen=True):
 
 
 class DesyncLimits(_Group, frozen=True):
-    """Ranks wait for each other in different operations; `stall` decides when a wait is abnormal."""
+    """Ranks wait for each other in different collectives; `stall` decides when a wait is abnormal."""
 
     linger_s: Seconds = 2.0
-    """Closed so long after the ranks go on."""
+    """Closed this time in seconds after the ranks continue."""
 
     REPORT_DELAY_NS: ClassVar[int] = 3_000_000_000
     """Time in ns that every rank has to report its operation before the others are compared without it."""
@@ -394,18 +394,18 @@ class TimeoutLimits(_Group, frozen=True):
     """The timeout of a process group is near, or has fired."""
 
     soon_s: Seconds = 60.0
-    """Reported when this time or less is left."""
+    """Reported when this time in seconds or less is left."""
     soon_part: Fraction = 0.5
-    """And no more than this part of the timeout."""
+    """Reported only when at most this fraction of the timeout is left."""
     linger_s: Seconds = 2.0
-    """Closed so long after the ranks go on."""
+    """Closed this time in seconds after the ranks continue."""
 
 
 class LossyLimits(_Group, frozen=True):
     """Measurements were lost, or are implausible."""
 
     linger_s: Seconds = 60.0
-    """Closed after so long without a new loss."""
+    """Closed after this time in seconds without a new loss."""
 
     FEW_MESSAGES: ClassVar[int] = 3
     """Fewer lost messages than this are reported as information, not as a warning."""

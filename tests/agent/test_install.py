@@ -78,7 +78,7 @@ def test_data_parallel_is_measured_and_noted_in_two_sentences(install):
 
 @pytest.mark.parametrize("thing", [3, None, print, "model", nn.Linear])
 def test_anything_but_a_module_is_refused_in_a_clear_sentence(install, thing):
-    with pytest.raises(TypeError, match=r"takes a torch\.nn\.Module.* it was given a \w+\.$"):
+    with pytest.raises(TypeError, match=r"takes a torch\.nn\.Module.* it got a \w+\.$"):
         install(thing)
     assert ddpwatch.agent._current is None or not ddpwatch.agent._current.active
 

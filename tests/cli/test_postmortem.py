@@ -28,7 +28,7 @@ def test_the_verdict_comes_first_then_its_evidence_then_the_consequences(ddpwatc
 
     assert (done.returncode, done.stderr) == (0, "")
     lines = done.stdout.splitlines()
-    assert lines[0].startswith("Rank 2 ran out of GPU memory, asking for 2.0G.")
+    assert lines[0].startswith("Rank 2 ran out of GPU memory, allocating 2.0 GiB.")
     assert lines[2].endswith("2.log:3 (rank 2)")
     assert "CUDA out of memory" in lines[3]
     assert "Secondary failures: ranks 0-1, 3." in lines

@@ -155,7 +155,7 @@ def test_of_four_ranks_the_one_that_is_killed_is_singled_out(start, watcher, tmp
     assert [(change["rule"], change["ranks"]) for change in critical] == [("rank-lost", [2])]
     assert after["severity"] == "info"
     assert after["ranks"] == [0, 1, 3]
-    assert after["message"].startswith("ranks 0-1, 3 failed after rank 2 was lost, because of it")
+    assert after["message"].startswith("ranks 0-1, 3 failed because rank 2 was lost")
 
 
 def test_of_ranks_that_the_launcher_ends_in_the_same_moment_the_one_that_was_killed_is_singled_out(

@@ -70,7 +70,7 @@ def test_the_rank_with_the_lowest_work_number_is_named_and_not_the_first_to_repo
     (finding,) = timeout(look(logs()))
 
     assert (finding.rule, finding.subject, finding.ranks) == ("timeout", "logs", (2,))
-    assert finding.message.startswith("Rank 2 did not come")
+    assert finding.message.startswith("Rank 2 did not join")
     assert rank_failed(look(logs())) == []
 
 

@@ -12,8 +12,13 @@ from bisect import insort
 from collections import Counter
 from typing import TYPE_CHECKING, Final
 
-from ddpwatch.core.logs.diagnose_failures import by_failure
-from ddpwatch.core.logs.diagnose_missing_ranks import by_progress, ranks_without_lines
+from ddpwatch.core.logs.diagnose_failures import UNNAMED, by_failure
+from ddpwatch.core.logs.diagnose_missing_ranks import (
+    DIFFERENT_PATHS,
+    NETWORK_OR_SIZES,
+    by_progress,
+    ranks_without_lines,
+)
 from ddpwatch.core.logs.rank_attribution import attribute_lines
 from ddpwatch.core.logs.verdict import Verdict, evidence_of
 from ddpwatch.core.state.sanitize import sanitize
@@ -32,7 +37,7 @@ SOURCE_CHARS: Final = 300
 _HOW: Final = {
     "never-joined": "never joined any collective",
     "not-joined": "did not join the collective that the others waited in",
-    "stuck": "joined the collective but did not finish it",
+    "stuck": "joined the collective but did not complete it",
 }
 
 
@@ -45,10 +50,10 @@ def by_mismatch(case: AttributedLines) -> Verdict | None:
     odd: tuple[int, ...] = ()
     if votes and votes[0][1] > 1 and (len(votes) == 1 or votes[0][1] > votes[1][1]):
         odd = (votes[0][0],)
-    found = "Ranks called different collectives at the same time"
+    found = "The ranks called different collectives"
     if odd:
-        found = f"{ranks_text(odd).capitalize()} called another collective than the others"
-    text = f"{found}: torch has compared them. The script takes different ways on them."
+        found = f"{ranks_text(odd).capitalize()} called a different collective than the others"
+    text = f"{found}, as reported by torch: {DIFFERENT_PATHS}."
     return Verdict(odd, "mismatch", text, case.secondary(odd), evidence_of(lines), certain=True)
 
 
@@ -60,8 +65,8 @@ def _by_size(case: AttributedLines) -> Verdict | None:
     where = sorted({entry.rank for entry in lines if entry.rank is not None})
     on = f" on {ranks_text(where)}" if where else ""
     text = (
-        f"The ranks called collectives that do not match: gloo{on} received data of another size than it expected, and "
-        "aborted the process. One of the ranks takes another way through the script; these logs do not say which."
+        f"The ranks called different collectives: gloo{on} received data of an unexpected size and aborted the "
+        "process. These logs do not show which rank took a different code path."
     )
     return Verdict((), "mismatch", text, case.secondary(), evidence_of(lines), certain=True)
 
@@ -78,13 +83,13 @@ def by_desync_report(case: AttributedLines) -> Verdict | None:
     culprits = tuple(sorted(named))
     if not absent and waiting <= named and len(named) > 1:
         text = (
-            f"All of {ranks_text(named)} joined collective #{chosen[0].mark.number('seq')} and none finished it: the "
-            "network between them failed, or they called it with different sizes."
+            f"{ranks_text(named).capitalize()} all joined collective #{chosen[0].mark.number('seq')}, but none "
+            f"completed it: {NETWORK_OR_SIZES}."
         )
         return Verdict((), "transport", text, culprits, evidence_of(lines))
     how = _HOW.get(chosen[0].mark.word("detail"), _HOW["not-joined"])
     seq = chosen[0].mark.number("next_seq") or chosen[0].mark.number("seq")
-    text = f"{ranks_text(named).capitalize()} {how}{f' (#{seq})' if seq else ''}, says torch's desync report."
+    text = f"{ranks_text(named).capitalize()} {how}{f' (#{seq})' if seq else ''}, according to torch's desync report."
     evidence = evidence_of(chosen, lines, case.of("desync-timeout"))
     return Verdict(culprits, "absent", text, case.secondary(culprits), evidence, certain=True)
 
@@ -107,9 +112,9 @@ def by_heartbeat(case: AttributedLines) -> Verdict | None:
     if not lines:
         return None
     culprits = tuple(sorted({entry.rank for entry in lines if entry.rank is not None}))
-    name = ranks_text(culprits).capitalize() if culprits else "A rank that the logs do not name"
-    what = "a thread there holds Python's lock" if held else "a CUDA or NCCL call there does not return"
-    text = f"The watchdog itself was stuck. {name}: most likely {what}."
+    name = ranks_text(culprits).capitalize() if culprits else UNNAMED
+    what = "a thread holds the GIL" if held else "a CUDA or NCCL call does not return"
+    text = f"{name}: the NCCL watchdog itself hung; most likely {what}."
     return Verdict(culprits, "watchdog-stuck", text, case.secondary(culprits), evidence_of(lines))
 
 
@@ -121,9 +126,9 @@ def by_what_is_left(case: AttributedLines) -> Verdict | None:
             message = text.format(_peers(lines) or _signals(lines))
             if cause in {"peer-died", "gloo-timeout"} and (silent := ranks_without_lines(case)):
                 message += (
-                    f" Most likely it was {ranks_text(silent)}: all others complain."
+                    f" Most likely it was {ranks_text(silent)}: all others report the failure."
                     if len(silent) == 1
-                    else f" {ranks_text(silent).capitalize()} do not complain."
+                    else f" {ranks_text(silent).capitalize()} report no failure."
                 )
             # A rank without a symptom may be the root cause, even if the launcher ended it with the others.
             return Verdict((), cause, message, tuple(sorted(case.with_symptoms())), evidence_of(lines))
@@ -135,11 +140,11 @@ def _aborted(case: AttributedLines) -> Verdict | None:
     if not ended:
         return None
     first = sorted(entry.rank for entry in ended if entry.rank in case.first_failed)
-    subject = f"{ranks_text(first).capitalize()} ended first and" if len(first) == 1 else "A process"
+    subject = f"{ranks_text(first).capitalize()} exited first: it" if len(first) == 1 else "A process"
     text = (
-        f"{subject} aborted itself (SIGABRT): NCCL's watchdog does that after a timeout, gloo when the ranks call "
-        "different collectives, and mostly it is a victim. Its own words are not in these logs; give the logs of all "
-        "ranks."
+        f"{subject} was aborted by its runtime (SIGABRT). NCCL's watchdog does that after a timeout, gloo when ranks "
+        "call different collectives: usually a secondary failure. Its own output is not in these logs; pass the logs "
+        "of all ranks."
     )
     return Verdict((), "aborted", text, case.secondary(), evidence_of(ended))
 
@@ -148,42 +153,42 @@ def _terminated(case: AttributedLines) -> Verdict | None:
     lines = case.of("cancelled", "torchrun-closing")
     if not lines:
         return None
-    text = "The job was ended from outside, by its scheduler or its launcher; these logs do not say why."
+    text = "The job was terminated from outside, by its scheduler or its launcher; these logs do not show why."
     return Verdict((), "terminated", text, tuple(sorted(case.with_symptoms())), evidence_of(lines))
 
 
 _LEFT: Final[tuple[tuple[str, tuple[str, ...], str], ...]] = (
-    ("scheduler", ("scheduler-end",), "The scheduler ended the job: its time was over, or its place was taken."),
-    ("interrupted", ("interrupt",), "Somebody interrupted the job from the keyboard."),
+    ("scheduler", ("scheduler-end",), "The scheduler ended the job: time limit, preemption or node failure."),
+    ("interrupted", ("interrupt",), "The job was interrupted (Ctrl-C, SIGINT)."),
     ("gloo-timeout", ("gloo-timeout", "barrier-timeout", "barrier-reached"), (
-        "A collective of gloo timed out. Its messages name no rank: who complains is one of those that waited."
+        "A gloo collective timed out. Its messages name no rank: the ranks that report it only waited."
     )),
     ("terminated", ("launcher-signal",), (
-        "The launcher was ended from outside{}, and ended the ranks: by a scheduler (cancelled, out of time, "
-        "preempted) or by a person. What the ranks say after that follows from it."
+        "The launcher was terminated from outside{} and terminated the ranks: by a scheduler (cancelled, out of time, "
+        "preempted) or a person. Later errors of the ranks are secondary failures."
     )),
     ("peer-died", ("gloo-closed", "peer-error"), (
-        "A rank's process ended and the others lost their connections to it; these logs do not say which. Its exit "
-        "code is in the launcher's log."
+        "A rank exited, and the others lost their connections to it; these logs do not show which one. Its exit code "
+        "is in the launcher's log."
     )),
     ("store-gone", ("store-gone",), (
-        "The store was lost: the process of rank 0, or its host, went away. Its own log says why."
+        "The connection to the store was lost: rank 0 exited, or its host is down. Its log shows why."
     )),
     ("nccl-error", ("nccl-async-error", "nccl-error", "nccl-peer", "nccl-warn"), (
-        "NCCL reports an error of the network or of a GPU{}; these logs name no rank that began it. Set "
-        "NCCL_DEBUG=WARN and look at the host it names."
+        "NCCL reports a network or GPU error{}; these logs do not show the root cause. Set NCCL_DEBUG=WARN and look at "
+        "the host it names."
     )),
     ("rendezvous", ("store-join", "store-unreachable"), (
-        "Not all ranks found each other at the start: some never reached the store. Check that all of them were "
-        "started, and that they can reach the address of rank 0."
+        "The rendezvous failed: some ranks never reached the store. Check that all of them were started, and that they "
+        "can reach the address of rank 0."
     )),
     ("timeout", ("nccl-timeout", "nccl-aborted", "watchdog-abort", "dump-signal", "remote-error", "heartbeat"), (
-        "A collective of NCCL timed out, and these logs do not tell how far each rank had got. Give the logs of all "
+        "An NCCL collective timed out, and these logs do not show the progress of each rank. Pass the logs of all "
         "ranks."
     )),
     ("rendezvous", ("store-timeout", "nccl-init"), (
-        "A rank waited at the store for something that another one never put there: that one never came, or had "
-        "ended."
+        "A rank timed out waiting at the store for a key that another rank never set: that one never joined, or had "
+        "exited."
     )),
 )  # fmt: skip
 """Cause, kinds of lines that show it, and text; from the most to the least specific."""

@@ -6,7 +6,7 @@ import signal
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ddpwatch.core.logs.verdict import Verdict, evidence_of
-from ddpwatch.core.units import ranks_text, size
+from ddpwatch.core.units import ranks_text, size_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -28,6 +28,7 @@ _OF_THE_KERNEL: Final = ("xid", "oom-killer")
 _PASSING: Final = frozenset({"exception", "cuda-oom", "ddp-error"})
 """Kinds of errors that a script may catch and survive."""
 _VICTIM_CODES: Final = (-signal.SIGTERM, -signal.SIGABRT, 128 + signal.SIGTERM, 128 + signal.SIGABRT)
+UNNAMED: Final = "A rank that the logs do not name"
 _TEXT_CHARS: Final = 160
 """Characters quoted of an error message."""
 
@@ -135,16 +136,16 @@ def _is_proven(case: AttributedLines, alike: Sequence[Failure], culprits: set[in
 
 def _text(chosen: Sequence[Failure], culprits: set[int], others: set[int], *, named: bool, other_pid: bool) -> str:
     mark = chosen[0].entry.mark
-    name = ranks_text(culprits).capitalize() if culprits else "A rank that the logs do not name"
+    name = ranks_text(culprits).capitalize() if culprits else UNNAMED
     what = _what(chosen[0].cause, mark.fields, plural=len(culprits) > 1)
     text = f"{name} {what}."
     if culprits and not named:
-        text = f"A process {what}; that it was {ranks_text(culprits)} is likely, but no line says so."
+        text = f"A process {what}: most likely {ranks_text(culprits)}, but no line names it."
         if other_pid:
-            text = f"A process {what}. The launcher knows {ranks_text(culprits)} by another pid, so it was "
-            text += f"{ranks_text(culprits)} only if the job ran in a container, which has pids of its own."
+            text = f"A process {what}. The launcher lists {ranks_text(culprits)} under another pid, so it was "
+            text += f"{ranks_text(culprits)} only if the job ran in a container with its own pids."
     if others:
-        text += f" What {ranks_text(others)} report{'s' if len(others) == 1 else ''} follows from that."
+        text += f" {ranks_text(others).capitalize()}: secondary failure{'' if len(others) == 1 else 's'}."
     return text
 
 
@@ -152,19 +153,18 @@ def _what(cause: str, fields: dict[str, int | float | str], *, plural: bool) -> 
     wanted, rss = fields.get("wanted_bytes"), fields.get("rss_bytes")
     detail = str(fields.get("error") or fields.get("message") or "")[:_TEXT_CHARS].rstrip(". ")
     name = str(fields.get("exception", "an error"))
-    end = "their ends" if plural else "its end"
     texts = {
-        "gpu-fault": f"lost the GPU: Xid {fields.get('xid')}, {detail}",
-        "cuda-oom": "ran out of GPU memory" + (f", asking for {size(wanted)}" if isinstance(wanted, int) else ""),
-        "host-oom": "was ended by the kernel, out of host memory"
-        + (f" at {size(rss)}" if isinstance(rss, int) else ""),
+        "gpu-fault": f"had a GPU error: Xid {fields.get('xid')}, {detail}",
+        "cuda-oom": "ran out of GPU memory" + (f", allocating {size_text(wanted)}" if isinstance(wanted, int) else ""),
+        "host-oom": "was killed by the kernel's OOM killer"
+        + (f" at {size_text(rss)} of host memory" if isinstance(rss, int) else ""),
         "cuda-error": f"had a CUDA error: {detail}",
-        "ddp-error": "was stopped by DDP: the model or its use differs from what DDP expects",
+        "ddp-error": "was stopped by a DDP error: the model or its use is not what DDP expects",
         "exception": f"raised {name}" + (f": {detail}" if detail else ""),
         "crash": f"crashed: {detail}",
-        "killed": f"was killed by SIGKILL; the kernel's log or the scheduler's tells whether {end} was for memory",
-        "signal": f"was ended by {_signal_name(fields)}",
-        "exit": f"ended with exit code {fields.get('exit_code')}, and no exception of it is in these logs",
+        "killed": "was killed (SIGKILL); check the kernel log (dmesg) and the scheduler for an out-of-memory kill",
+        "signal": f"was terminated ({_signal_name(fields)})",
+        "exit": f"exited with code {fields.get('exit_code')}; these logs contain no exception from it",
     }
     text = texts[cause]
     return text.replace("was ", "were ", 1) if plural and text.startswith("was ") else text

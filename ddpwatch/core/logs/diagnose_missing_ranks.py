@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from ddpwatch.core.logs.prefixes import DEFAULT_GROUP
 from ddpwatch.core.logs.rank_attribution import is_symptom
 from ddpwatch.core.logs.verdict import Verdict, evidence_of
-from ddpwatch.core.units import plural, ranks_text
+from ddpwatch.core.units import duration_text, ranks_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from ddpwatch.core.logs.rank_attribution import AttributedLines, Entry
     from ddpwatch.core.logs.verdict import Evidence
 
+DIFFERENT_PATHS: Final = "they took different code paths in the script"
+NETWORK_OR_SIZES: Final = "the network between them failed, or they called it with different sizes"
 _PROGRESS_KINDS: Final = ("nccl-progress", "dump-signal", "nccl-ras")
 
 
@@ -122,14 +124,14 @@ def _behind(case: AttributedLines, progress: Progress, *, certain: bool) -> Verd
     many = len(behind) > 1
     where = f" of {progress.group}" if progress.group not in {"", DEFAULT_GROUP, "RAS"} else ""
     text = (
-        f"{ranks_text(behind).capitalize()} did not come: {'their' if many else 'its'} last collective{where} was "
+        f"{ranks_text(behind).capitalize()} did not join: {'their' if many else 'its'} last collective{where} was "
         f"#{least}, while others had enqueued up to #{most}."
     )
     text += (
-        f" The others waited for {'them' if many else 'it'} at #{progress.stuck_at}; look at what "
-        f"{'they were' if many else 'it was'} doing, not at who complained first."
+        f" The others waited for {'them' if many else 'it'} at #{progress.stuck_at}: look at what "
+        f"{'they were' if many else 'it was'} doing, not at the rank that timed out first."
         if progress.proves
-        else " It had enqueued what the others waited for, so the network or a mismatch may be to blame instead."
+        else " It had enqueued what the others waited for, so the cause may also be the network or a mismatch."
     )
     timeouts = [entry for entry in case.of("nccl-timeout") if entry.rank not in behind]
     return Verdict(behind, "behind", text, case.secondary(behind), evidence_of(progress.entries, timeouts), certain)
@@ -138,8 +140,8 @@ def _behind(case: AttributedLines, progress: Progress, *, certain: bool) -> Verd
 def _never_came(case: AttributedLines, waited: dict[int, Entry], silent: tuple[int, ...]) -> Verdict:
     lines = list(waited.values())
     text = (
-        f"{ranks_text(waited).capitalize()} waited in vain{_for_what(lines)}, and {ranks_text(silent)} wrote nothing "
-        f"about it: most likely {'they' if len(silent) > 1 else 'it'} never came."
+        f"{ranks_text(waited).capitalize()} timed out{_for_what(lines)}, and {ranks_text(silent)} logged nothing about "
+        f"it: most likely {'they' if len(silent) > 1 else 'it'} never joined."
     )
     return Verdict(silent, "silent", text, case.secondary(silent), evidence_of(lines), certain=False)
 
@@ -151,24 +153,24 @@ def _all_there(case: AttributedLines, waited: dict[int, Entry]) -> Verdict:
     evidence = evidence_of(lines)
     if len(waited) == 1:
         text = (
-            f"{ranks_text(everybody).capitalize()} waited in vain{_for_what(lines)}, which names nobody. Give the logs "
-            f"of all ranks: the one with the lowest last enqueued work did not come."
+            f"{ranks_text(everybody).capitalize()} timed out{_for_what(lines)}, which names no rank. Pass the logs of "
+            "all ranks: the one with the lowest last enqueued work did not join."
         )
         return Verdict((), "timeout", text, everybody, evidence)
     if len(set(works.values())) > 1:
         least = min(works.values())
         behind = tuple(rank for rank in everybody if works[rank] == least)
         text = (
-            f"{ranks_text(behind).capitalize()} gave up at collective #{least}, the others at a later one up to "
-            f"#{max(works.values())}: most likely the former were behind."
+            f"{ranks_text(behind).capitalize()} timed out at collective #{least}, the others at a later one up to "
+            f"#{max(works.values())}: most likely {ranks_text(behind)} {'were' if len(behind) > 1 else 'was'} behind."
         )
         return Verdict(behind, "behind", text, case.secondary(behind), evidence)
     ops = {rank: entry.mark.word("op") for rank, entry in waited.items() if entry.mark.word("op")}
     if len(set(ops.values())) > 1:
         return _different_ops(case, ops, evidence)
     text = (
-        f"All of {ranks_text(everybody)} stood at the same collective{_for_what(lines)} and none finished it: the "
-        f"network between them failed, or they called it with different sizes."
+        f"{ranks_text(everybody).capitalize()} all timed out in the same collective{_for_what(lines)}: "
+        f"{NETWORK_OR_SIZES}."
     )
     return Verdict((), "transport", text, everybody, evidence)
 
@@ -177,12 +179,12 @@ def _different_ops(case: AttributedLines, ops: dict[int, str], evidence: tuple[E
     votes = Counter(ops.values()).most_common()
     odd = tuple(sorted(rank for rank, op in ops.items() if op != votes[0][0])) if votes[0][1] > votes[1][1] else ()
     each = "; ".join(f"{op} on {ranks_text(r for r, o in ops.items() if o == op)}" for op, _ in votes)
-    text = f"The ranks called different collectives at the same place: {each}. The script takes different ways on them."
+    text = f"The ranks called different collectives at the same sequence number: {each}; {DIFFERENT_PATHS}."
     return Verdict(odd, "mismatch", text, case.secondary(odd), evidence, certain=True)
 
 
 def _for_what(lines: list[Entry]) -> str:
     mark = next((entry.mark for entry in lines if entry.mark.word("op")), lines[0].mark)
     seq, op, elapsed_ms = mark.number("seq"), mark.word("op"), mark.number("elapsed_ms")
-    after = f" for {plural(elapsed_ms // 1000, 'second')}" if elapsed_ms else ""
+    after = f" after {duration_text(elapsed_ms / 1000)}" if elapsed_ms else ""
     return f" at #{seq}{f' ({op})' if op else ''}{after}"

@@ -83,7 +83,7 @@ def test_an_allocator_that_does_not_count_is_asked_once_and_the_reason_is_kept(a
     held.after_step()
 
     assert held.held == {}
-    assert held.why == "torch's allocator does not tell (KeyError)"
+    assert held.why == "torch's allocator does not report it (KeyError)"
 
 
 def test_torch_has_what_is_asked():

@@ -163,7 +163,7 @@ def test_values_that_mean_no_value_are_not_shown(driver):
         gpu = read(reader)
 
     assert (gpu.power_mw, gpu.used_bytes, gpu.own_bytes, gpu.util_percent) == (None, None, None, 100)
-    assert {gpu.absent[name] for name in ("power_mw", "used_bytes", "own_bytes")} == {"the driver tells no value"}
+    assert {gpu.absent[name] for name in ("power_mw", "used_bytes", "own_bytes")} == {"the driver reports no value"}
 
 
 def test_an_old_driver_is_asked_in_the_old_way(old_driver):
@@ -270,7 +270,7 @@ def test_where_xid_errors_cannot_be_received_there_is_a_reason(driver):
     ("code", "why"),
     [
         (fake_nvml.DRIVER_NOT_LOADED, "no NVIDIA driver: it is not loaded"),
-        (fake_nvml.MISMATCH, "the NVIDIA driver was updated but not reloaded; reboot, or load its module anew"),
+        (fake_nvml.MISMATCH, "the NVIDIA driver was updated but not reloaded; reboot, or reload its kernel module"),
         (fake_nvml.NO_PERMISSION, "no permission"),
     ],
 )
@@ -316,7 +316,7 @@ def test_nvlink_is_the_difference_of_two_readings(driver):
         reset = read(reader)
 
     assert first.nvlink_tx_bytes_s is None
-    assert first.absent["nvlink_tx_bytes_s"] == "known from the second reading on"
+    assert first.absent["nvlink_tx_bytes_s"] == "available from the second reading on"
     assert second.nvlink_tx_bytes_s > 0
     assert abs(second.nvlink_tx_bytes_s - 2 * second.nvlink_rx_bytes_s) <= 2
     assert (reset.nvlink_tx_bytes_s, reset.nvlink_rx_bytes_s) == (0, 0), "counters that restart are not traffic"

@@ -70,7 +70,7 @@ def test_a_signal_to_the_launcher_is_reported_with_the_ranks_that_it_ended():
     finding = only(rank_lost(look(logged(state, "Received 15 death signal, shutting down workers"))))
 
     assert finding.ranks == (0, 1, 2, 3)
-    assert "ended from outside by SIGTERM" in finding.evidence["logs"]
+    assert "terminated from outside by SIGTERM" in finding.evidence["logs"]
 
 
 def reported_in_time(monitor, seconds):

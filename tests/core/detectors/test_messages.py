@@ -6,7 +6,7 @@ After a change of words: `DDPWATCH_MESSAGES_UPDATE=1 pytest tests/core/detectors
 from __future__ import annotations
 
 import importlib
-import os
+import re
 from pathlib import Path
 from textwrap import wrap
 
@@ -14,10 +14,10 @@ import pytest
 
 from ddpwatch.core.detectors import DETECTORS
 from ddpwatch.core.limits import DEFAULTS, described
+from tests.builders.golden import assert_as_reviewed
 from tests.core.detectors.sample_runs import SAMPLES
 
 GOLDEN = Path(__file__).parent / "messages.golden.txt"
-UPDATE = "DDPWATCH_MESSAGES_UPDATE"
 WIDTH = 118
 
 
@@ -43,11 +43,7 @@ def page(detector):
 
 
 def test_every_message_of_every_rule_is_the_reviewed_one():
-    text = "\n".join(map(page, DETECTORS))
-    if os.environ.get(UPDATE):
-        GOLDEN.write_text(text, encoding="utf-8")
-
-    assert text == GOLDEN.read_text(encoding="utf-8")
+    assert_as_reviewed("\n".join(map(page, DETECTORS)), GOLDEN)
 
 
 @pytest.mark.parametrize("detector", DETECTORS, ids=lambda detector: detector.rule)
@@ -57,3 +53,14 @@ def test_every_advice_of_a_rule_is_in_a_sample(detector):
     shown = " ".join(GOLDEN.read_text(encoding="utf-8").split())
 
     assert [name for name, value in advice.items() if value not in shown] == []
+
+
+@pytest.mark.parametrize("detector", DETECTORS, ids=lambda detector: detector.rule)
+def test_a_message_that_is_cut_at_80_columns_still_names_its_ranks_or_its_figure(detector):
+    """A line of the status has the mark and the name of the rule before it."""
+    room = 80 - len("▲ rank-failed   ")
+    named, figure = r"rank \d|ranks \d|host |all |the ranks|any rank", r"\d|sampler"
+    findings = [finding for _, context in SAMPLES[detector.rule]() for finding in detector.find(context)]
+    cut = [(named if finding.ranks else figure, finding.message[:room]) for finding in findings]
+
+    assert [head for pattern, head in cut if not re.search(pattern, head)] == []

@@ -329,9 +329,7 @@ def test_a_signal_in_the_launchers_log_is_what_is_reported():
     ]
     assert [(kind, finding.ranks) for kind, finding in reported] == [("opened", (0, 1)), ("changed", (0, 1))]
     message = reported[-1][1].message
-    assert message.startswith(
-        "ranks 0-1: terminated (SIGTERM). The launcher was ended from outside by SIGTERM, and ended"
-    )
+    assert message.startswith("ranks 0-1: terminated (SIGTERM). The launcher was terminated from outside by SIGTERM")
 
 
 def test_one_that_is_aborted_while_all_others_agree_was_most_likely_elsewhere():

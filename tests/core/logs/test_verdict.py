@@ -8,85 +8,7 @@ import pytest
 
 from ddpwatch.core.logs.diagnose import ENDS, MAX_KINDS, LogDiagnosis
 from ddpwatch.core.logs.parser import parse_line
-
-PEER = "RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:14503"
-GLOO = "RuntimeError: [../third_party/gloo/gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 3000ms for recv "
-GLOO += "operation to complete"
-
-
-def verdict_of(logs, shuffle=None):
-    """Verdict on logs, given as text by file name."""
-    found = [
-        (source, number, mark)
-        for source, text in logs.items()
-        for number, line in enumerate(text.strip("\n").splitlines(), 1)
-        if (mark := parse_line(line)) is not None
-    ]
-    if shuffle is not None:
-        random.Random(shuffle).shuffle(found)
-    book = LogDiagnosis()
-    for source in logs:
-        book.read(source)
-    for source, number, mark in found:
-        book.add(source, number, mark)
-    return book.verdict()
-
-
-def waiting(rank, seq=9, enqueued=12, op="ALLREDUCE"):
-    """Lines that torch 2.8 and later write on a rank that timed out."""
-    head = f"[rank{rank}]:[E810 03:04:11.061727749 ProcessGroupNCCL.cpp:683]"
-    group = f"[PG ID 0 PG GUID 0(default_pg) Rank {rank}]"
-    return f"""
-step 8 loss 1.5
-{head} [Rank {rank}] Watchdog caught collective operation timeout: WorkNCCL(SeqNum={seq}, OpType={op}, NumelIn=80, \
-NumelOut=80, Timeout(ms)=600000) ran for 600096 milliseconds before timing out.
-{head} {group}  failure detected by watchdog at work sequence id: {seq} PG status: last enqueued work: {enqueued}, \
-last completed work: {seq - 1}
-{head} {group} Some NCCL operations have failed or timed out. Due to the asynchronous nature of CUDA kernels
-{head} {group} To avoid data inconsistency, we are taking the entire process down.
-{head} {group} Process group watchdog thread terminated with exception: [Rank {rank}] Watchdog caught collective
-terminate called after throwing an instance of 'c10::DistBackendError'
-"""
-
-
-def dump_signal(rank, enqueued, first):
-    """Lines of a late rank when another one signals all ranks to dump."""
-    return f"""
-[rank{rank}]:[E810 03:04:11.9 ProcessGroupNCCL.cpp:1700] [PG ID 0 PG GUID 0(default_pg) Rank {rank}] Received a dump \
-signal due to a collective timeout from  rank {first} and we will try our best to dump the debug info. Last enqueued \
-NCCL work: {enqueued}, last completed NCCL work: {enqueued}.This is most likely caused by incorrect usages
-"""
-
-
-def torchrun_report(*blocks, first=0):
-    """Final report of torchrun: (rank, exit code, pid) of each failure, the first observed one apart."""
-
-    def block(index, rank, code, pid):
-        name = {-9: "(SIGKILL)", -15: "(SIGTERM)", -6: "(SIGABRT)", -11: "(SIGSEGV)"}.get(code, "")
-        return f"""[{index}]:
-  time      : 2026-01-02_03:04:05
-  host      : node1
-  rank      : {rank} (local_rank: {rank})
-  exitcode  : {code} (pid: {pid})  {name}
-  error_file: <N/A>
-  traceback : To enable traceback see: https://pytorch.org/docs/stable/elastic/errors.html
-"""
-
-    root_rank, root_code, root_pid = blocks[first]
-    others = "".join(block(n, *each) for n, each in enumerate(blocks) if n != first)
-    return f"""
-E0102 03:04:05.314000 26902 torch/distributed/elastic/multiprocessing/api.py:1002] failed (exitcode: {root_code}) \
-local_rank: {root_rank} (pid: {root_pid}) of binary: python
-Traceback (most recent call last):
-torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
-============================================================
-train.py FAILED
-------------------------------------------------------------
-Failures:
-{others}------------------------------------------------------------
-Root Cause (first observed failure):
-{block(0, *blocks[first])}============================================================
-"""
+from tests.builders.job_logs import GLOO, PEER, dump_signal, torchrun_report, verdict_of, waiting
 
 
 def test_the_rank_with_the_lowest_enqueued_work_is_the_root_cause_and_not_the_first_to_time_out():
@@ -95,7 +17,7 @@ def test_the_rank_with_the_lowest_enqueued_work_is_the_root_cause_and_not_the_fi
 
     assert (verdict.culprits, verdict.cause, verdict.certain) == ((2,), "behind", True)
     assert verdict.victims == (0, 1, 3)
-    assert "Rank 2 did not come: its last collective was #8" in verdict.text
+    assert "Rank 2 did not join: its last collective was #8" in verdict.text
     assert verdict.evidence[0].source == "rank2.log"
 
 
@@ -153,7 +75,7 @@ def test_the_log_of_one_waiting_rank_names_no_root_cause():
     verdict = verdict_of({"7.log": waiting(7)})
 
     assert (verdict.culprits, verdict.cause) == ((), "timeout")
-    assert "Give the logs of all ranks" in verdict.text
+    assert "Pass the logs of all ranks" in verdict.text
 
 
 def test_out_of_gpu_memory_on_one_rank_explains_the_others_timeouts():
@@ -166,7 +88,7 @@ def test_out_of_gpu_memory_on_one_rank_explains_the_others_timeouts():
 
     assert (verdict.culprits, verdict.cause, verdict.certain) == ((2,), "cuda-oom", True)
     assert verdict.victims == (0, 1, 3)
-    assert "2.0G" in verdict.text
+    assert "2.0 GiB" in verdict.text
 
 
 def test_a_killed_rank_explains_its_peers_broken_connections():
@@ -185,7 +107,7 @@ def test_the_kernels_log_shows_that_a_kill_was_for_memory():
     verdict = verdict_of({"out.log": f"[rank0]: {PEER}\n{report}", "dmesg": kernel})
 
     assert (verdict.culprits, verdict.cause, verdict.certain) == ((1,), "host-oom", True)
-    assert "31G" in verdict.text
+    assert "31 GiB" in verdict.text
 
 
 XID = "[1.0] NVRM: Xid (PCI:0000:3b:00): 79, pid=8123, name=python, GPU has fallen off the bus."
@@ -204,7 +126,7 @@ def test_the_verdict_names_the_difference_if_no_pid_in_the_kernels_log_matches()
     verdict = verdict_of({"out.log": torchrun_report((5, -9, 8124)), "dmesg": XID})
 
     assert (verdict.culprits, verdict.cause, verdict.certain) == ((5,), "gpu-fault", False)
-    assert "knows rank 5 by another pid, so it was rank 5 only if the job ran in a container" in verdict.text
+    assert "lists rank 5 under another pid, so it was rank 5 only if the job ran in a container" in verdict.text
 
 
 @pytest.mark.parametrize("name", ["log.{}", "logs/7/attempt_0/{}/stderr.log", "rank_{}.err"])
@@ -213,7 +135,7 @@ def test_the_rank_without_symptoms_is_the_likeliest_root_cause_even_if_it_is_the
     logs = {name.format(rank): f"[rank{rank}]: {PEER}" if rank != silent else "step 80" for rank in range(4)}
     verdict = verdict_of(logs)
 
-    assert f"Most likely it was rank {silent}: all others complain." in verdict.text
+    assert f"Most likely it was rank {silent}: all others report the failure." in verdict.text
     assert verdict.victims == tuple(rank for rank in range(4) if rank != silent)
 
 
@@ -267,7 +189,7 @@ def test_aborts_alone_name_no_root_cause():
     verdict = verdict_of({"torchrun.log": closing + torchrun_report((0, -6, 10), (1, -15, 11))})
 
     assert (verdict.culprits, verdict.cause) == ((), "aborted")
-    assert verdict.text.startswith("Rank 0 ended first and aborted itself")
+    assert verdict.text.startswith("Rank 0 exited first: it was aborted")
 
 
 def test_gloo_timeouts_name_no_rank_and_neither_does_the_verdict():
@@ -392,7 +314,7 @@ def test_neither_a_signal_to_the_launcher_nor_what_follows_is_a_failure_of_a_ran
     verdict = verdict_of({"job.log": ENDED.format(reported, name)})
 
     assert (verdict.cause, verdict.culprits) == ("terminated", ())
-    assert verdict.text.startswith(f"The launcher was ended from outside by {name}, and ended the ranks")
+    assert verdict.text.startswith(f"The launcher was terminated from outside by {name} and terminated the ranks")
 
 
 def test_a_rank_that_failed_before_the_signal_to_the_launcher_is_the_root_cause():
@@ -467,10 +389,10 @@ torch.multiprocessing.spawn.ProcessExitedException: process 1 terminated with {h
 @pytest.mark.parametrize(
     ("how", "cause", "text"),
     [
-        ("signal SIGKILL", "killed", "Rank 1 was killed by SIGKILL; "),
-        ("signal SIGSEGV", "signal", "Rank 1 was ended by SIGSEGV."),
-        ("signal <Unknown signal 99>", "signal", "Rank 1 was ended by signal 99."),
-        ("exit code 3", "exit", "Rank 1 ended with exit code 3, "),
+        ("signal SIGKILL", "killed", "Rank 1 was killed (SIGKILL); "),
+        ("signal SIGSEGV", "signal", "Rank 1 was terminated (SIGSEGV)."),
+        ("signal <Unknown signal 99>", "signal", "Rank 1 was terminated (signal 99)."),
+        ("exit code 3", "exit", "Rank 1 exited with code 3; "),
     ],
 )
 def test_the_child_that_torch_multiprocessing_saw_exit_is_the_rank_that_did(how, cause, text):
@@ -484,7 +406,7 @@ def test_an_aborted_child_need_not_be_the_root_cause():
     verdict = verdict_of({"job.log": EXITED.format(how="signal SIGABRT")})
 
     assert (verdict.culprits, verdict.cause) == ((), "aborted")
-    assert verdict.text.startswith("Rank 1 ended first and aborted itself (SIGABRT)")
+    assert verdict.text.startswith("Rank 1 exited first: it was aborted by its runtime (SIGABRT)")
 
 
 def test_a_child_that_exited_after_it_had_lost_a_peer_is_not_the_first_failure():
