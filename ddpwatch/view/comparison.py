@@ -29,7 +29,7 @@ WIDE_COLUMNS: Final = 100
 NAMES: Final = {
     "step": "step",
     "samples_per_s": "samples/s",
-    "samples_per_s_rank": "  a rank",
+    "samples_per_s_rank": "  per rank",
     "share": "all-reduce",
     "wait": "waiting",
 }
@@ -40,8 +40,8 @@ MARKS: Final[dict[Verdict, Cell]] = {
     "higher": Cell("↑ higher", Level.PLAIN),
     "lower": Cell("↓ lower", Level.PLAIN),
     "too small": Cell("· too small", Level.DIM),
-    "inside noise": Cell("· inside noise", Level.DIM),
-    "unproven": Cell(f"{UNPROVEN} unproven", Level.DIM),
+    "inside noise": Cell("· within noise", Level.DIM),
+    "unproven": Cell(f"{UNPROVEN} inconclusive", Level.DIM),
 }
 # Widths of columns, in terminal cells.
 _NAME_COLUMNS: Final = 12
@@ -77,7 +77,7 @@ def comparison_lines(found: Comparison, sides: tuple[Side, Side], columns: int) 
     columns = max(columns, MIN_COLUMNS)
     lines = [*_verdict(found, columns), *_hidden(found, sides, columns), [], *map(_side, sides), []]
     lines += [_header(columns), *(_row(found, difference, columns) for difference in _figures(found))]
-    lines += [heading("where a step goes", columns, "ms a rank; change as a part of A's step")]
+    lines += [heading("where a step goes", columns, "ms per rank; change relative to A's step")]
     lines += [_row(found, difference, columns) for difference in found.parts]
     if remarks := list(_remarks(found)):
         lines.append([])
@@ -85,7 +85,7 @@ def comparison_lines(found: Comparison, sides: tuple[Side, Side], columns: int) 
         lines += paragraph(remark, columns, lead=[Cell("▲ ", Level.WARN)])
     for side in sides:
         if side.scaling is not None:
-            lines += [[], heading(f"{side.letter} against one process", columns)]
+            lines += [[], heading(f"{side.letter} against the baseline", columns)]
             lines += paragraph(scaling_sentence(side.scaling, by_means=found.by_means), columns, lead=[Cell("  ")])
             for doubt in (scaling_doubt(side.scaling), hung_doubt(side.scaling, side.hung)):
                 if doubt:
@@ -98,14 +98,14 @@ def verdict_text(found: Comparison) -> str:
     """Verdict in a sentence."""
     slowdown, verdict = found.slowdown, found.headline.verdict
     if slowdown is None or verdict == "unproven":
-        return f"Unproven: too few steps to tell ({count(found.a.steps)} and {count(found.b.steps)})."
-    what = "for each sample of a rank" if found.by_samples else "for a step"
-    change = f"{_percent(slowdown.value)} time {what}, between {_between(slowdown)}"
+        return f"Inconclusive: too few steps ({count(found.a.steps)} and {count(found.b.steps)})."
+    what = "per sample of a rank" if found.by_samples else "per step"
+    change = f"{_percent(slowdown.value)} time {what} (95% confidence interval {_interval(slowdown)})"
     if verdict == "inside noise":
-        return f"Inside noise: B takes {change}; two runs of the same thing differ by as much."
+        return f"Within noise: B takes {change}; repeated runs of the same job differ by as much."
     if verdict == "too small":
         least = f"{found.headline.smallest * 100:.6g}%"
-        return f"Too small to matter: B takes {change}; two runs of the same thing may differ by {least} for no reason."
+        return f"Too small to matter: B takes {change}; repeated runs of the same job may differ by {least}."
     return f"B is {verdict}: it takes {change}."
 
 
@@ -130,8 +130,8 @@ def _speed_text(found: Comparison, max_slowdown: float) -> str:
         return f"failed: {allowed}"
     if slowdown is not None and slowdown.value > max_slowdown:
         looks = f"it looks {_signed(slowdown.value).removeprefix('+')}% slower"
-        chance = f"by chance alone it may be anything between {_between(slowdown)}"
-        return f"not decided, and so not failed: {allowed}; {looks}, but {chance}. Longer recordings tell more"
+        chance = f"its 95% confidence interval is {_interval(slowdown)}"
+        return f"passed, but inconclusive: {allowed}; {looks}, but {chance}. Longer recordings narrow it"
     return f"passed: {allowed}"
 
 
@@ -180,7 +180,7 @@ def _hidden(found: Comparison, sides: tuple[Side, Side], columns: int) -> list[L
 
 
 def _badly_text(side: Side) -> str:
-    how = "was in trouble when its recording ended" if side.goes_on else "ended badly"
+    how = "was hung or failing when its recording ended" if side.goes_on else "ended badly"
     return f"{side.letter} {how}: {side.bad_end}" if side.bad_end else ""
 
 
@@ -188,7 +188,7 @@ def _hung_text(found: Comparison, side: Side) -> str:
     """Text on hung steps; empty = none, or too short to matter."""
     if side.hung is None or side.hung.share < CompareLimits.MIN_CHANGE:
         return ""
-    rank = f", for rank {side.hung.rank}" if side.hung.steps == 1 and side.hung.rank is not None else ""
+    rank = f", waiting for rank {side.hung.rank}" if side.hung.steps == 1 and side.hung.rank is not None else ""
     hidden = "" if found.by_means else ", which medians do not show"
     return f"{side.letter} {hung_text(side.hung)}{rank}: {percent(side.hung.share)} of its time{hidden}"
 
@@ -216,7 +216,7 @@ def _value_columns(columns: int) -> int:
 def _header(columns: int) -> Line:
     value = _value_columns(columns)
     text = " " * _NAME_COLUMNS + pad("A", value, right=True) + pad("B", value, right=True)
-    text += pad("change", _CHANGE_COLUMNS, right=True) + pad("95 of 100 between", _INTERVAL_COLUMNS, right=True)
+    text += pad("change", _CHANGE_COLUMNS, right=True) + pad("95% interval", _INTERVAL_COLUMNS, right=True)
     return [Cell(f"{text}  verdict", Level.DIM)]
 
 
@@ -263,8 +263,8 @@ def _percent(part: float) -> str:
     return f"{_signed(abs(part)).removeprefix('+')}% {'more' if part >= 0 else 'less'}"
 
 
-def _between(estimate: Estimate) -> str:
-    return f"{_signed(estimate.low)} and {_signed(estimate.high)}%"
+def _interval(estimate: Estimate) -> str:
+    return f"{_signed(estimate.low)} to {_signed(estimate.high)}%"
 
 
 def _remarks(found: Comparison) -> Iterator[str]:
@@ -272,7 +272,7 @@ def _remarks(found: Comparison) -> Iterator[str]:
     if a.world_size != b.world_size:
         yield f"The runs have {count(a.world_size)} and {plural(b.world_size, 'rank')}."
     if None in (a.effective_batch, b.effective_batch):
-        yield "The batch size of a run is not known: steps are compared as if they were alike."
+        yield "The batch size of a run is unknown: steps are compared as if batches were equal."
     elif a.effective_batch != b.effective_batch:
         yield f"The batches differ: {count(a.effective_batch or 0)} and {count(b.effective_batch or 0)} samples."
     for letter, kinds in zip("AB", found.kinds, strict=True):
@@ -280,9 +280,9 @@ def _remarks(found: Comparison) -> Iterator[str]:
             long, short = f"{kinds.long_share * 100:.0f}% take about {ms(kinds.long_ns)} ms", ms(kinds.short_ns)
             yield f"The steps of {letter} are of two kinds: {long}, the others about {short} ms."
     if found.by_means:
-        yield "So means are compared, and not medians: no single step is usual."
+        yield "Therefore means are compared, not medians."
     if found.by_samples:
-        yield "So a rank's samples a second decide, and not the time of a step."
+        yield "Therefore samples per second of a rank decide, not the step time."
 
 
 def _side_object(side: Side) -> dict[str, Any]:

@@ -26,7 +26,7 @@ MAX_HOSTS: Final = 64
 MAX_LIMITS: Final = 32
 DATA_PATH: Final = "DDPWATCH_DATA"
 """Environment variable with which users state the path of the data."""
-NOT_REPORTED: Final = "not told"
+NOT_REPORTED: Final = "not reported"
 DIFFERS: Final = "differs between ranks"
 
 
@@ -49,12 +49,12 @@ VERSIONS: Final = (
     Fact("backend", "backend", lambda hello: hello.backend),
 )
 DEVICE: Final = Fact("device", "devices", lambda hello: hello.device.partition(":")[0])
-CORES: Final = Fact("cores", "cores a rank", lambda hello: hello.cores or None)
+CORES: Final = Fact("cores", "cores per rank", lambda hello: hello.cores or None)
 MODEL: Final = (
     Fact("model", "model", lambda hello: hello.model),
     Fact("kind", "wrapped as", lambda hello: hello.kind),
     Fact("parameters", "parameters", lambda hello: hello.parameters or None, count),
-    Fact("parameter_bytes", "their size", lambda hello: hello.parameter_bytes or None, size),
+    Fact("parameter_bytes", "parameter size", lambda hello: hello.parameter_bytes or None, size),
     Fact("comm", "communication", lambda hello: hello.comm),
     Fact("clock", "clock", lambda hello: hello.clock),
 )
@@ -64,7 +64,7 @@ LOADER: Final = (
     Fact("sampler", "sampler", lambda loader: loader.sampler),
     Fact("batch_size", "batch size", lambda loader: loader.batch_size or None),
     Fact("workers", "workers", lambda loader: loader.workers),
-    Fact("batches", "batches a pass", lambda loader: loader.length or None),
+    Fact("batches", "batches per epoch", lambda loader: loader.length or None),
 )
 LARGEST: Final = frozenset({"parameters", "parameter_bytes"})
 """Facts that are one number in JSON, the largest of all ranks; others are lists."""
@@ -105,10 +105,10 @@ def manifest_object(state: RunState) -> dict[str, Any]:
 def recorded_by_facts(recorder: str, limits: Mapping[str, Mapping[str, float]]) -> Facts:
     """Version of the recorder, and the thresholds that differ from the defaults."""
     if not recorder:
-        return [("recorded by", NOT_REPORTED), ("limits", NOT_REPORTED)]
+        return [("recorded by", NOT_REPORTED), ("thresholds", NOT_REPORTED)]
     set_to = [f"{group}.{key}={value:g}" for group, keys in limits.items() for key, value in keys.items()]
-    shown = ", ".join(sanitize(text, NAME_CHARS) for text in set_to[:MAX_LIMITS]) or "as they come"
-    return [("recorded by", f"ddpwatch {sanitize(recorder, NAME_CHARS)}"), ("limits", shown)]
+    shown = ", ".join(sanitize(text, NAME_CHARS) for text in set_to[:MAX_LIMITS]) or "defaults"
+    return [("recorded by", f"ddpwatch {sanitize(recorder, NAME_CHARS)}"), ("thresholds", shown)]
 
 
 def missing_facts(state: RunState, *, damaged: bool = False) -> list[str]:
@@ -116,16 +116,16 @@ def missing_facts(state: RunState, *, damaged: bool = False) -> list[str]:
     found = []
     ranks = state.ranks.values()
     if missing := [rank.rank for rank in ranks if state.condition(rank) == "missing"]:
-        found.append(f"Of {ranks_text(missing)} nothing was heard.")
+        found.append(f"No message arrived from {ranks_text(missing)}.")
     if lost := sum(rank.lost for rank in ranks):
         why = "did not arrive, or could not be written by the recorder"
         found.append(f"{plural(lost, 'message')} {'cannot be read, ' if damaged else ''}{why}.")
     if dropped := sum(rank.dropped for rank in ranks):
         found.append(f"{plural(dropped, 'step')} were overwritten before an agent could send them.")
     if state.bad:
-        found.append(f"{plural(state.bad, 'message or step')} could not be used: {state.bad_reason or 'impossible'}.")
+        found.append(f"{plural(state.bad, 'message or step')} could not be used: {state.bad_reason or 'invalid'}.")
     if state.unknown:
-        found.append(f"{plural(state.unknown, 'message')} of a kind that this version does not know.")
+        found.append(f"{plural(state.unknown, 'message')} of an unknown kind.")
     return found
 
 
@@ -142,7 +142,7 @@ def _places(state: RunState) -> Facts:
         ("world size", plural(state.world_size, "rank")),
         ("hosts", (", ".join(shown) or NOT_REPORTED) + more),
         (DEVICE.name, _facts_of(DEVICE, _hellos(state))),
-        ("GPUs", ", ".join(f"{number} × {name}" for name, number in list(gpus.items())[:MAX_VALUES]) or "none read"),
+        ("GPUs", ", ".join(f"{number} × {name}" for name, number in list(gpus.items())[:MAX_VALUES]) or "no data"),
         (CORES.name, _facts_of(CORES, _hellos(state))),
     ]
 
@@ -187,5 +187,5 @@ def _by_ranks(values: Iterable[tuple[int, str]]) -> str:
     if len(ranks_of) == 1:
         return next(iter(ranks_of))
     if len(ranks_of) > MAX_VALUES:
-        return f"{len(ranks_of)} different ones"
+        return f"{len(ranks_of)} different values"
     return "; ".join(f"{value} ({ranks_text(ranks)})" for value, ranks in ranks_of.items())

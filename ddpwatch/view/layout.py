@@ -119,7 +119,7 @@ def spelled_size(count_bytes: float) -> str:
 def machine_time(seconds: float, what: str) -> str:
     """Machine time such as `2.3 GPU-hours`; short times in minutes or seconds."""
     if seconds >= 0.1 * HOUR_S:
-        return f"{seconds / HOUR_S:,.1f} {what}-hours".replace(",", " ")
+        return f"{seconds / HOUR_S:,.1f} {what}-hours"
     if seconds >= MINUTE_S:
         return f"{seconds / MINUTE_S:.1f} {what}-minutes"
     return f"{seconds:.1f} {what}-seconds"

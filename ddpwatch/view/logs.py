@@ -25,8 +25,8 @@ HEAD_CHARS: Final = 8
 """Characters kept at the start of a name that is cut."""
 HOW: Final = (
     "No log is watched. Start with --log 'logs/**/*.log' (torchrun --log-dir logs --redirects 3 writes such files): "
-    "what torch, NCCL, gloo, the launcher and the kernel say about a failure is then recognised, and who began it is "
-    "named."
+    "failures that torch, NCCL, gloo, the launcher and the kernel report are then recognized, and the root cause "
+    "is named."
 )
 _LEVELS: Final = {"error": ("✖", Level.BAD), "warning": ("▲", Level.WARN), "info": ("·", Level.DIM)}
 
@@ -37,7 +37,7 @@ def log_lines(run_view: RunView, columns: int, rows: int) -> list[Line]:
     if not logs.watched:
         return [[Cell(text, Level.DIM)] for text in wrap(HOW, columns)]
     read = Cell(f"{plural(logs.lines, 'line')} of {plural(logs.files, 'file')} read")
-    lines = [fit([read, Cell(f" · {count(len(logs.marked))} of them say something", Level.DIM)], columns)]
+    lines = [fit([read, Cell(f" · {count(len(logs.marked))} recognized", Level.DIM)], columns)]
     lines += [fit([Cell(f"▲ {notice}", Level.WARN)], columns) for notice in logs.notices[:2]]
     if logs.verdict is not None:
         certain = "" if logs.verdict.certain else "most likely: "
@@ -45,7 +45,7 @@ def log_lines(run_view: RunView, columns: int, rows: int) -> list[Line]:
     names = _names({entry.source for entry in (*logs.marked, *logs.entries)})
     room = rows - len(lines)
     if room > MARKED_PART and (marked := logs.marked[-(room // MARKED_PART) :]):
-        lines += [heading("what says something", columns), *(_line(entry, names, columns) for entry in marked)]
+        lines += [heading("recognized lines", columns), *(_line(entry, names, columns) for entry in marked)]
     if (last := rows - len(lines) - 1) > 0:
         lines += [heading("last lines", columns), *(_line(entry, names, columns) for entry in logs.entries[-last:])]
     return lines[:rows]

@@ -28,6 +28,9 @@ FAILED_SHOWN: Final = 3
 # Max. length of an exception, in characters, as a paragraph of its own and within a sentence.
 FAILED_CHARS: Final = 300
 SAID_CHARS: Final = 120
+UNREPORTED: Final = "without reporting an error"
+"""Text on a process that exited or was killed before its agent could report the reason."""
+OOM_KILLED: Final = "was killed by the kernel's OOM killer"
 VICTIM_LINES: Final = 2
 """Max. number of lines of an exception in a rank that waited for another or lost it, which is not the root cause."""
 TENTHS_BELOW_S: Final = 120.0
@@ -38,10 +41,10 @@ _PLACE: Final = re.compile(r"\[\S{1,200}\.(?:cc|cpp|h|hpp):\d{1,7}\] ?")
 """Place in the source of gloo or torch, which is longer than the message after it."""
 _WHAT_IT_DID: Final[dict[Reason, str]] = {
     "interrupted": "was interrupted from the keyboard",
-    "left": "left the others",
-    "mismatch": "was out of line",
+    "left": "left the job early",
+    "mismatch": "ran a mismatched collective",
     "not joined": "did not join a collective",
-    "ended first": "ended before the others",
+    "ended first": "exited before the others",
 }
 
 
@@ -66,19 +69,22 @@ def ending_lines(state: RunState, outcome: Outcome, columns: int) -> list[Line]:
     # The ranks that the others waited for ended after them, but not because of them.
     named = secondary & set(alert.finding.ranks) if alert is not None else set()
     causes = ranks_text(cause.rank.rank for cause in exits.causes())
-    blame = "which need not be to blame" if any(map(is_innocent, exits.causes())) else "most likely because of that"
+    innocent = any(map(is_innocent, exits.causes()))
+    later = f"exited after {causes}" + (
+        ", which need not be the root cause" if innocent else ": secondary failure, most likely"
+    )
     lost_how: dict[str, list[int]] = {}
     for rank in lost:
         code = state.ranks[rank].exit_code
-        how = "ended without a word: killed, most likely" if code is None else f"{how_ended(code)} without a word"
+        how = f"exited {UNREPORTED}: most likely killed" if code is None else f"{how_ended(code)} {UNREPORTED}"
         lost_how.setdefault(how, []).append(rank)
     for ranks, text, level in (
-        (sorted(rank for alike in kinds[FAILED_SHOWN:] for rank in alike), "failed, too", Level.PLAIN),
+        (sorted(rank for alike in kinds[FAILED_SHOWN:] for rank in alike), "also failed", Level.PLAIN),
         *((ranks, text, Level.PLAIN) for text, ranks in lost_how.items()),
-        (silent, "no longer heard", Level.PLAIN),
-        (sorted(named), "ended after that", Level.PLAIN),
-        (sorted(secondary - named), f"ended after {causes}, {blame}", Level.DIM),
-        (outcome.left, "said goodbye", Level.DIM),
+        (silent, "no heartbeat", Level.PLAIN),
+        (sorted(named), "exited after that", Level.PLAIN),
+        (sorted(secondary - named), later, Level.DIM),
+        (outcome.left, "exited cleanly", Level.DIM),
     ):
         if ranks:
             lines += paragraph(f"{ranks_text(ranks)}: {text}", columns, level, lead=[Cell("  ")])
@@ -97,7 +103,7 @@ def _by_kind(state: RunState, failed: Sequence[int]) -> list[list[int]]:
 
 def _failed(ranks: Sequence[int], text: str, columns: int) -> list[Line]:
     names, reported = ranks_text(ranks), sanitize(text, FAILED_CHARS)
-    lead = Cell(f"  {names} gave up waiting: ") if is_timeout(text) else Cell(f"  {names} failed: ", Level.BAD)
+    lead = Cell(f"  {names} timed out waiting: ") if is_timeout(text) else Cell(f"  {names} failed: ", Level.BAD)
     if not is_complaint(text):
         return paragraph(reported, columns, lead=[lead])
     lines = paragraph(_PLACE.sub("", reported, count=1), columns, lead=[lead])
@@ -116,7 +122,7 @@ def root_cause_text(outcome: Outcome) -> str:
     one = len(cause.ranks) == 1
     if cause.reason == "never heard":
         its = "its" if len(cause.secondary) == 1 else "their"
-        return f"{others} lost {its} connection to another; {names} {'was' if one else 'were'} never heard"
+        return f"{others} lost {its} connection to another rank; no message ever came from {names}"
     if cause.end is not None and cause.reason in {"signal", "own end"}:
         what = _how_it_ended(cause.end) if cause.reason == "own end" else how_ended(cause.end.code or 0)
     else:
@@ -141,19 +147,19 @@ def _how_it_ended(end: End) -> str:
             return f"failed: {sanitize(said, SAID_CHARS).rstrip('.')}"
         return how_ended(end.rank.exit_code) if end.rank.exit_code else "failed"
     if end.how == "silent":
-        return "fell silent"
+        return "stopped sending heartbeats"
     if end.rank.oom_kills:
-        return "was killed by the kernel, for its memory"
+        return OOM_KILLED
     return "was lost" if end.code is None else how_ended(end.code)
 
 
 def _good_ending(state: RunState, outcome: Outcome, columns: int) -> list[Line]:
     if outcome.switched_off:
         off = ranks_text(outcome.switched_off)
-        text = f"ddpwatch switched itself off on {off}; how the training ended is not known."
+        text = f"ddpwatch switched itself off on {off}; how the training ended is unknown."
         return paragraph(text, columns, Level.WARN, lead=[Cell("▲ ", Level.WARN)])
     left = "all ranks" if len(outcome.left) == state.world_size else plural(len(outcome.left), "rank")
-    text = f"The run has ended well: {left} said goodbye."
+    text = f"The run has ended: {left} exited cleanly."
     return paragraph(text, columns, Level.STRONG, lead=[Cell("■ ", Level.OK)])
 
 
@@ -162,8 +168,8 @@ def lost_text(run_view: RunView, hang: Hang | None) -> str:
     in_steps = lost_time_text(run_view)
     if hang is None:
         return in_steps
-    ranks = f", for {ranks_text(hang.ranks)}" if hang.ranks else ""
-    in_hang = f"{hang.seconds:.1f} s in a hang that no step has come after{ranks}"
+    ranks = f", waiting for {ranks_text(hang.ranks)}" if hang.ranks else ""
+    in_hang = f"{hang.seconds:.1f} s in the hang at the end{ranks}"
     return f"{in_hang}; {in_steps}" if in_steps else in_hang
 
 
@@ -174,21 +180,21 @@ def lost_time_text(run_view: RunView) -> str:
     if hung is None:
         return ""
     which = f"{plural(hung.steps, 'step')} of the last {count(len(steps))}"
-    return f"{seconds_text(hung.lost_s)} in {which} that stood still: {longest_text(hung)}"
+    return f"{seconds_text(hung.lost_s)} in {which} that hung: {longest_text(hung)}"
 
 
 def longest_text(hung: HungSteps) -> str:
     """The longest hung step, and the rank that the others waited for in it."""
-    rank = "" if hung.rank is None else f", for rank {hung.rank}"
-    return f"{'the longest: ' if hung.steps > 1 else ''}{_step_text(hung)}{rank}"
+    rank = "" if hung.rank is None else f", waiting for rank {hung.rank}"
+    return f"{'longest: ' if hung.steps > 1 else ''}{_step_text(hung)}{rank}"
 
 
 def hung_text(hung: HungSteps) -> str:
-    """Time lost in hung steps, as in `stood still for 8.0 s at step 100`."""
-    lost = f"stood still for {seconds_text(hung.lost_s)}"
+    """Time lost in hung steps, as in `hung for 8.0 s at step 100`."""
+    lost = f"hung for {seconds_text(hung.lost_s)}"
     if hung.steps == 1:
         return f"{lost} at step {count(hung.longest_step)}"
-    return f"{lost} in {plural(hung.steps, 'step')} (the longest: {_step_text(hung)})"
+    return f"{lost} in {plural(hung.steps, 'step')} (longest: {_step_text(hung)})"
 
 
 def hung_object(hung: HungSteps | None) -> dict[str, Any] | None:

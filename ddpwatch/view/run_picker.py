@@ -37,10 +37,17 @@ _SCRIPT: Final = (
     ("  + ", "import ddpwatch.agent", Level.STRONG),
     ("  + ", "ddpwatch.agent.install(model)", Level.STRONG),
 )
+_CHECKS: Final = (
+    "Is this the job's host, and are you the job's user?",
+    "Is it in a container? Set the same DDPWATCH_RUN_DIR in it and here.",
+    "Does every rank call ddpwatch.agent.install(model)?",
+    "Has the job already exited? See ddpwatch postmortem LOG...",
+)
+"""Why a running job may not be found, the most likely reason first."""
 _HINTS: Final = (
-    ("ddpwatch demo", "in another terminal: a small training job to look at"),
-    ("ddpwatch doctor", "checks this machine and its run directory"),
-    ("q", "quits"),
+    ("ddpwatch demo", "in another terminal: a small training run to watch"),
+    ("ddpwatch doctor", "check what can be measured here, and why not"),
+    ("q", "quit"),
 )
 
 
@@ -122,16 +129,19 @@ def waiting_lines(columns: int, rows: int, *, base: str, seconds: float) -> list
     lines: list[Line] = [
         [*waiting, Cell(f"  {duration(seconds)}", Level.DIM)],
         [],
-        *paragraph("No run found. Add two lines to the training script:", block),
+        *paragraph("No run found yet. To watch one, add two lines to the training script:", block),
         [],
         # Code and path are wrapped, never cut: they are there to be copied.
         *(line for lead, code, level in _SCRIPT for line in paragraph(code, block, level, lead=[Cell(lead, Level.OK)])),
         [],
-        *paragraph("The dashboard attaches as soon as the ranks start.", block),
+        *paragraph("The dashboard attaches as soon as its ranks start.", block),
         [],
         *_run_directory(base, block),
         *paragraph("Is the job running, but not found? Check in this order:", block),
         *(line for text in NO_RUN_CHECKS for line in paragraph(text[3:], block, lead=[Cell(text[:3], Level.KEY)])),
+        [],
+        [Cell("A job is running but is not found? Check, in this order:")],
+        *(line for text in _CHECKS for line in paragraph(text, block, lead=[Cell("  · ", Level.DIM)])),
         [],
     ]
     for key, text in _HINTS:
@@ -142,7 +152,7 @@ def waiting_lines(columns: int, rows: int, *, base: str, seconds: float) -> list
 def picker_lines(runs: Sequence[RunRow], columns: int, rows: int, *, selected: int, back: str = "") -> list[Line]:
     """Screen to choose one of the live runs, scrolled to the selected one; `back` is the run shown before."""
     selected = min(max(selected, 0), max(len(runs) - 1, 0))
-    title: list[Line] = [[Cell(f"{plural(len(runs), 'live run')}. Which one?", Level.STRONG)], []]
+    title: list[Line] = [[Cell(f"{plural(len(runs), 'live run')}. Choose one:", Level.STRONG)], []]
     room = max(rows - len(title) - 2, 1)
     if len(runs) > room:
         # Two lines show how many are above and below.

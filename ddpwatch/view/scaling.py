@@ -36,7 +36,7 @@ def part_words(scaling: Scaling, name: str, *, gained: bool = False) -> str:
 
 
 def scaling_sentence(scaling: Scaling, *, by_means: bool = False) -> str:
-    """`4 ranks run 3.33× as fast as one: 83%; 9% wire, 6% waiting for rank 3, 2% data`.
+    """`4 ranks run 3.33× as fast as one: 83% efficiency; 9% wire, 6% waiting for rank 3, 2% data`.
 
     Adds the speedup by medians if it differs; not with `by_means`, where the figures beside it are means.
     """
@@ -45,14 +45,14 @@ def scaling_sentence(scaling: Scaling, *, by_means: bool = False) -> str:
     text = f"{plural(run, 'rank')} {verb} {_speedup_text(scaling.speedup)} as fast as {than}"
     if scaling.median_speedup is not None and scaling.medians_differ and not by_means:
         text += f" over all time ({_speedup_text(scaling.median_speedup)} by medians)"
-    text += f": {percent(scaling.efficiency)}"
+    text += f": {percent(scaling.efficiency)} efficiency"
     shown = whole_percents(scaling)
     lost = [f"{shown[name]}% {part_words(scaling, name)}" for name in _largest_first(shown) if shown[name] > 0]
     gains = [name for name in reversed(_largest_first(shown)) if shown[name] < 0]
     won = [f"{-shown[name]}% gained in {part_words(scaling, name, gained=True)}" for name in gains]
     if lost or won:
         text += "; " + ", ".join([*lost, *won])
-    return f"{text}; batches are not told and taken as equal" if scaling.by_steps else text
+    return f"{text}; batch sizes are unknown and assumed equal" if scaling.by_steps else text
 
 
 def scaling_doubt(scaling: Scaling) -> str:
@@ -78,8 +78,8 @@ def hung_doubt(scaling: Scaling, hung: HungSteps | None) -> str:
     if hung is None or hung.share < ScalingLimits.MIN_DIFFERENCE:
         return ""
     lost, share = seconds_text(hung.lost_s), percent(hung.share)
-    held = f"these parts hold the {lost} that the job stood still, {share} of its time"
-    return f"{held}: compute need not be slower" if whole_percents(scaling)["compute"] > 0 else held
+    held = f"the losses include {lost} in hung steps, {share} of the job's time"
+    return f"{held}: compute is not necessarily slower" if whole_percents(scaling)["compute"] > 0 else held
 
 
 def _speedup_text(speedup: float) -> str:

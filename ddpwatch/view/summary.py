@@ -39,11 +39,11 @@ COSTLY_SHOWN: Final = 5
 _BAR_COLUMNS: Final = 20
 _RULE_COLUMNS: Final = 16
 _NEXT: Final = (
-    ("1-6", "still work, on the last state of the run"),
-    ("r", "goes to another run, where there is one"),
-    ("q", "quits; if the job is restarted before that, the dashboard attaches to it by itself"),
+    ("1-6", "screens, with the last state of the run"),
+    ("r", "choose another run"),
+    ("q", "quit; if the job restarts before that, the dashboard attaches to it automatically"),
 )
-_NEXT_OF_REPLAY: Final = (_NEXT[0], ("home", "goes back to the first step or alert in it"), ("q", "quits"))
+_NEXT_OF_REPLAY: Final = (_NEXT[0], ("home", "go to the first step or alert"), ("q", "quit"))
 NEWER_SHOWN: Final = 3
 """Max. number of newer runs named."""
 
@@ -89,7 +89,10 @@ def _newer(newer: Sequence[str], columns: int) -> list[Line]:
     more = f" and {len(newer) - NEWER_SHOWN} more" if len(newer) > NEWER_SHOWN else ""
     what = "Another run has" if len(newer) == 1 else "Other runs have"
     lead = [Cell("● ", Level.OK)]
-    return [*paragraph(f"{what} started since: {names}{more}. r goes there.", columns, Level.STRONG, lead=lead), []]
+    return [
+        *paragraph(f"{what} started since: {names}{more}. Press r to choose it.", columns, Level.STRONG, lead=lead),
+        [],
+    ]
 
 
 def _figures(run_view: RunView, outcome: Outcome, duration_s: float) -> list[tuple[str, str]]:
@@ -99,7 +102,7 @@ def _figures(run_view: RunView, outcome: Outcome, duration_s: float) -> list[tup
         ("steps", UNPROVEN if state.step is None else count(state.step)),
     ]
     if run_view.figures is None:
-        return [*pairs, ("figures", f"{UNPROVEN} unproven: {no_figures_reason(state, ended=True)}")]
+        return [*pairs, ("figures", f"{UNPROVEN} unknown: {no_figures_reason(state, ended=True)}")]
     # If ranks were missing all the time, there are only the last steps of the others.
     pairs += _of_all_steps(run_view, aggregate) if aggregate.steps else _of_last_steps(run_view, run_view.figures)
     if scaling := run_view.whole_scaling if aggregate.steps else run_view.scaling:
@@ -120,7 +123,7 @@ def _of_all_steps(run_view: RunView, aggregate: Aggregate) -> list[tuple[str, st
 
 
 def _of_last_steps(run_view: RunView, figures: Figures) -> list[tuple[str, str]]:
-    step = f"{ms(figures.step_ns)} ms, median of the last {count(figures.steps)}"
+    step = f"{ms(figures.step_ns)} ms, median of the last {count(figures.steps)} steps"
     rates = _rates(run_view, figures.samples_per_s, figures.share, figures.wire_share, share_mark(run_view))
     return [("step", step), *rates]
 
@@ -132,12 +135,12 @@ def _rates(
     world_size = run_view.state.world_size
     pairs = []
     if samples_per_s is not None:
-        each = f", {count(samples_per_s / world_size)} a rank" if world_size > 1 else ""
+        each = f", {count(samples_per_s / world_size)} per rank" if world_size > 1 else ""
         pairs.append(("throughput", f"{count(samples_per_s)} samples/s{each}"))
     if world_size > 1:
-        split = "; wire or waiting is unproven: not all ranks were heard"
+        split = "; wire and waiting are unknown: no data from some ranks"
         if wire_share is not None:
-            split = " = wire {} + waiting {}".format(*wire_and_waiting(share, wire_share))
+            split = " = wire {}% + waiting {}%".format(*wire_and_waiting(share, wire_share))
         pairs.append(("all-reduce", f"{percent(share)} of the step{split}{f' · {mark}' if mark else ''}"))
     return pairs
 
@@ -148,7 +151,7 @@ def _extent(run_view: RunView, aggregate: Aggregate) -> str:
     if aggregate.steps >= VerdictLimits.WHOLE_RUN_SHARE * whole:
         return "the whole run"
     if run_view.read < 1:
-        return f"the last {count(aggregate.steps)}; all others are being read, {percent(run_view.read)}"
+        return f"the last {count(aggregate.steps)} steps; reading the others, {percent(run_view.read)}"
     return f"the {count(aggregate.steps)} steps that were {'recorded' if run_view.replayed else 'seen'}"
 
 
@@ -156,7 +159,7 @@ def _costs(run_view: RunView, columns: int) -> list[Line]:
     """Straggler costs: over all steps that were seen, and during alerts that are closed."""
     if run_view.state.world_size < 2:
         return []
-    lines = [heading("who cost how much", columns, "part of the job's time")]
+    lines = [heading("straggler cost", columns, "fraction of the job's time")]
     costs = [*_overall(run_view, run_view.aggregate), *_during_alerts(run_view)]
     for cost in costs[:COSTLY_SHOWN]:
         filled = f"  {bar(cost.share, _BAR_COLUMNS)}" if columns >= 3 * _BAR_COLUMNS else ""
@@ -172,13 +175,13 @@ def _costs(run_view: RunView, columns: int) -> list[Line]:
 def _no_costs_text(run_view: RunView) -> str:
     aggregate = run_view.aggregate
     if run_view.figures is None:
-        return f"{UNPROVEN} unproven: {no_figures_reason(run_view.state, ended=True)}"
+        return f"{UNPROVEN} unknown: {no_figures_reason(run_view.state, ended=True)}"
     if not aggregate.steps:
-        return f"{UNPROVEN} unproven: not all ranks were heard"
+        return f"{UNPROVEN} unknown: no data from some ranks"
     together = sum(aggregate.straggler_costs().values())
     if together < StragglerLimits.MIN_COST_SHARE:
-        return "nobody"
-    return f"nobody stands out: now one rank was late and now another, {percent(together)} in all"
+        return "none"
+    return f"no rank stands out: different ranks were late in turn, {percent(together)} in total"
 
 
 class _Cost(NamedTuple):
@@ -225,7 +228,7 @@ def _alerts(run_view: RunView, columns: int) -> list[Line]:
     # Exits of ranks are shown above.
     reported = [alert for alert in alerts if alert.finding.rule not in rules.EXITS or alert.closed is not None]
     if not reported:
-        return [heading("alerts", columns), [Cell("  none but how it ended, which is told above", Level.DIM)]]
+        return [heading("alerts", columns), [Cell("  none besides how it ended, shown above", Level.DIM)]]
     totals = {severity: sum(alert.finding.severity is severity for alert in reported) for severity in Severity}
     note = ", ".join(_count_text(severity, totals[severity]) for severity in reversed(Severity) if totals[severity])
     lines = [heading("alerts", columns, note if len(reported) == len(alerts) else f"{note}, besides how it ended")]
@@ -235,7 +238,7 @@ def _alerts(run_view: RunView, columns: int) -> list[Line]:
     for alert in worst[:WORST_SHOWN]:
         lines += _alert(alert, columns)
     if (more := len(worst) - WORST_SHOWN) > 0:
-        lines.append([Cell(f"  … {plural(more, 'more alert')}, on the page of alerts", Level.DIM)])
+        lines.append([Cell(f"  … {plural(more, 'more alert')}, on the alerts screen", Level.DIM)])
     return lines
 
 
@@ -254,7 +257,7 @@ def _span(alert: Alert) -> str:
     if finding.from_step is not None and finding.upto_step is not None and alert.closed is not None:
         return f"steps {count(finding.from_step)} to {count(finding.upto_step)}"
     if alert.since.step is None:
-        return "from the beginning"
+        return "from the start"
     if alert.closed is None or alert.closed.step is None:
         return f"since step {count(alert.since.step)}"
     return f"steps {count(alert.since.step)} to {count(alert.closed.step)}"

@@ -15,7 +15,7 @@ from ddpwatch.core.state.sanitize import NAME_CHARS, sanitize
 from ddpwatch.core.units import count, percent, plural, wire_and_waiting
 from ddpwatch.view.alerts.format import MARKS
 from ddpwatch.view.cells import Level
-from ddpwatch.view.outcome_text import bad_ranks_text, hung_text, root_cause_text
+from ddpwatch.view.outcome_text import OOM_KILLED, UNREPORTED, bad_ranks_text, hung_text, root_cause_text
 from ddpwatch.view.run_view import no_recorded_steps_reason, too_few
 
 if TYPE_CHECKING:
@@ -54,18 +54,18 @@ def verdict(
     """The worst proven finding about the run. `alerts` are all of it, open and closed."""
     found = _sentences(outcome, aggregate, alerts, limits)
     if not aggregate.steps:
-        found.append((Level.WARN, f"Unproven: {no_recorded_steps_reason(state)}."))
+        found.append((Level.WARN, f"Inconclusive: {no_recorded_steps_reason(state)}."))
     kept_from = kept_steps_from(aggregate, alerts)
     if not found:
-        where = "" if kept_from is None else f" in the steps that are in the recording ({count(kept_from)} on)"
-        found.append((Level.OK, f"Healthy{where}: nothing worth a change was found."))
+        where = "" if kept_from is None else f" from step {count(kept_from)} on, where the recording begins"
+        found.append((Level.OK, f"Healthy{where}: no problem was found."))
     (level, text), *others = found
     besides = [other for _, other in others[:MAX_NAMED]]
     if kept_from is not None and (earlier := sum(_is_before(alert, kept_from) for alert in alerts)):
         are = "is" if earlier == 1 else "are"
         besides.append(f"{plural(earlier, 'alert')} from before step {count(kept_from)} {are} listed below.")
     if outcome.live:
-        besides.append("The recording ends while the run was still going.")
+        besides.append("The run was still going when the recording ended.")
     return Verdict(level, text, tuple(besides))
 
 
@@ -77,8 +77,8 @@ def before_it(number: int, alerts: Sequence[Alert], other: str = "") -> str:
     alert = alert_of_bad_end(alerts)
     if alert is None:
         return ""
-    whose = f", of the run {sanitize(other, NAME_CHARS)}," if other else ""
-    return f"Attempt {number} before it{whose} ended badly: {_ended(sanitize(alert.finding.message, WHY_CHARS))}"
+    whose = f" (run {sanitize(other, NAME_CHARS)})" if other else ""
+    return f"Earlier attempt {number}{whose} ended badly: {_ended(sanitize(alert.finding.message, WHY_CHARS))}"
 
 
 def kept_steps_from(aggregate: RunAggregate, alerts: Sequence[Alert]) -> int | None:
@@ -169,7 +169,7 @@ def _slow_when(cost: Cost, alerts: Sequence[Alert], aggregate: RunAggregate) -> 
     if not found:
         return ""
     if not _is_explained(cost, found, aggregate):
-        return "now and then"
+        return "at times"
     found = _main_alert(cost, found, aggregate)
     first = max(min(map(_from, found)), begin)
     now_and_then = "at times " if len(found) > 1 or any(alert.recurred for alert in found) else ""
@@ -239,9 +239,9 @@ def _sentences(
     if outcome.bad:
         found.append((Level.BAD, f"Ended badly: {_ended(bad_end_text(outcome))}"))
     if outcome.stuck_on is not None:
-        found.append((Level.BAD, f"Stuck at the end: {_ended(outcome.stuck_on.finding.message)}"))
+        found.append((Level.BAD, f"Hung at the end: {_ended(outcome.stuck_on.finding.message)}"))
     if aggregate.steps and too_few(aggregate, limits):
-        found.append((Level.WARN, f"Unproven: too few steps to tell ({count(aggregate.steps)} measured)."))
+        found.append((Level.WARN, f"Inconclusive: too few steps ({count(aggregate.steps)} measured)."))
     else:
         found += [(Level.WARN, text) for text in _slowed_down(aggregate, alerts, limits)]
     reported = {rules.STRAGGLER, rules.COMM_SHARE, *rules.STOPPING}
@@ -270,7 +270,7 @@ def bad_end_text(outcome: Outcome) -> str:
 def _first_failures(first: Sequence[End]) -> str:
     texts = [_end_text(end) for end in first[:MAX_NAMED]]
     if len(first) > MAX_NAMED:
-        texts.append(f"{plural(len(first) - MAX_NAMED, 'more rank')} likewise")
+        texts.append(f"and {plural(len(first) - MAX_NAMED, 'more rank')}")
     return "; ".join(texts)
 
 
@@ -280,11 +280,11 @@ def _end_text(end: End) -> str:
         return f"rank {rank.rank} failed with {sanitize(why_failed(rank), WHY_CHARS).rstrip('.')}"
     if end.how == "lost":
         if rank.oom_kills:
-            return f"rank {rank.rank} ended without a word, killed by the kernel, for its memory"
+            return f"rank {rank.rank} {OOM_KILLED}"
         if end.code is not None:
-            return f"rank {rank.rank} {how_ended(end.code)} without a word"
-        return f"rank {rank.rank} ended without a word, killed most likely"
-    return f"rank {rank.rank} fell silent and was not heard again"
+            return f"rank {rank.rank} {how_ended(end.code)} {UNREPORTED}"
+        return f"rank {rank.rank} exited {UNREPORTED}, most likely killed"
+    return f"rank {rank.rank} stopped sending heartbeats"
 
 
 def _slowed_down(aggregate: RunAggregate, alerts: Sequence[Alert], limits: Limits) -> list[str]:
@@ -302,21 +302,21 @@ def _slowed_down(aggregate: RunAggregate, alerts: Sequence[Alert], limits: Limit
         if wire >= wait and len(aggregate.ranks) > 1:
             found.append((wire, _network(share, wire)))
         elif not found and len(aggregate.ranks) > 1:
-            how = "mostly waiting: now one rank was late, now another"
-            found.append((0.0, f"{percent(share)} of the time went into the all-reduce, {how}."))
+            how = "mostly waiting for different ranks in turn"
+            found.append((0.0, f"{percent(share)} of the time was exposed all-reduce, {how}."))
     return [text for _, text in sorted(found, key=lambda each: -each[0])]
 
 
 def _hung_sentence(hung: HungSteps, alerts: Sequence[Alert], aggregate: RunAggregate) -> str:
     """Sentence on hung steps that no single rank caused."""
-    alone = ", for no rank alone" if len(aggregate.ranks) > 1 else ""
+    alone = ", not because of a single rank" if len(aggregate.ranks) > 1 else ""
     return f"The job {hung_text(hung)}{alone}: {percent(hung.share)} of {_whose_time(alerts, aggregate)} lost."
 
 
 def _network(share: float, wire: float) -> str:
     on_wire, waiting = wire_and_waiting(share, wire)
-    parts = f"{on_wire}% on the wire and {waiting}% waiting for slower ranks"
-    return f"The network held the job back: {percent(share)} of the time went into the all-reduce, {parts}."
+    parts = f"{on_wire}% wire and {waiting}% waiting for slower ranks"
+    return f"The network slowed the job down: {percent(share)} of the time was exposed all-reduce, {parts}."
 
 
 def _everybody(slow: Sequence[Cost], alerts: Sequence[Alert], aggregate: RunAggregate) -> str:
@@ -325,8 +325,8 @@ def _everybody(slow: Sequence[Cost], alerts: Sequence[Alert], aggregate: RunAggr
     if len(slow) == len(aggregate.ranks):
         ranks = f"all {count(len(slow))} ranks"
     most = f"{cost_name(slow[0])} most, {percent(slow[0].share)}"
-    lost = f"{together} of {_whose_time(alerts, aggregate)} lost in all"
-    return f"Nobody in particular was slow: {ranks} were at times, {lost}, {most}."
+    lost = f"{together} of {_whose_time(alerts, aggregate)} lost in total"
+    return f"No rank in particular was slow: {ranks} were slow at times, {lost}, {most}."
 
 
 def _held_back(costs: Sequence[Cost], lost: float, alerts: Sequence[Alert], aggregate: RunAggregate) -> str:
@@ -336,16 +336,16 @@ def _held_back(costs: Sequence[Cost], lost: float, alerts: Sequence[Alert], aggr
         share = f"{percent(cost.share)} of {_whose_time(alerts, aggregate)}"
         if cost.mainly_hung and cost.hung:
             name = f"{cost_name(cost)}{_stuck_text(cost)}"
-            return f"The job {hung_text(cost.hung)}, for {name}, which cost {share} in all."
+            return f"The job {hung_text(cost.hung)}, waiting for {name}, which cost {share} in total."
         how = _how_text(cost, _slow_when(cost, alerts, aggregate))
         name = cost_name(cost)
-        return f"{name[0].upper()}{name[1:]} held the job back: {how}, {share} lost."
+        return f"{name[0].upper()}{name[1:]} slowed the job down: {how}, {share} lost."
     each = [f"{cost_name(cost)} {_how_text(cost)}, {percent(cost.share)}" for cost in costs[:MAX_NAMED]]
     more = f"; {len(costs) - MAX_NAMED} more" if len(costs) > MAX_NAMED else ""
     kinds = {isinstance(cost.subject, int) for cost in costs}
     names = f"{len(costs)} {'ranks' if kinds == {True} else 'hosts' if kinds == {False} else 'ranks and hosts'}"
     whose_time = _whose_time(alerts, aggregate)
-    return f"{names} held the job back, {percent(lost)} of {whose_time} lost: {'; '.join(each)}{more}."
+    return f"{names} slowed the job down, {percent(lost)} of {whose_time} lost: {'; '.join(each)}{more}."
 
 
 def _whose_time(alerts: Sequence[Alert], aggregate: RunAggregate) -> str:

@@ -283,7 +283,7 @@ def test_compare_says_inside_noise_of_the_same_and_passes_the_gate(ddpwatch, rec
     )
 
     assert result.returncode == 0
-    assert result.stdout.startswith("· Inside noise: ")
+    assert result.stdout.startswith("· Within noise: ")
     assert result.stderr == "--max-slowdown passed: at most 5% slower\n"
     assert max(map(len, result.stdout.splitlines())) <= 80
 
@@ -325,11 +325,11 @@ def test_compare_reports_the_same_hung_steps_as_an_export(in_process, recordings
     exported = json.loads(in_process("export", path, "--to", "json", "-o", "-").stdout)
 
     assert reported.returncode == 0
-    assert [f"{letter} stood still for 6.0 s at step 30, for rank 1" in reported.stdout for letter in "AB"] == [
+    assert [f"{letter} hung for 6.0 s at step 30, waiting for rank 1" in reported.stdout for letter in "AB"] == [
         True,
         True,
     ]
-    assert "passed: at most 5% slower; but B stood still for 6.0 s at step 30" in reported.stderr
+    assert "passed: at most 5% slower; but B hung for 6.0 s at step 30" in reported.stderr
     assert found["a"]["stood_still"] == exported["steps"]["stood_still"] is not None
 
 
@@ -367,7 +367,7 @@ def test_the_report_does_not_present_a_hung_step_as_slower_compute(in_process, r
     page, one = tmp_path / "r.html", str(recordings / "one.ddpw")
 
     assert in_process("report", str(recordings / "stuck.ddpw"), "-o", str(page), "--baseline", one).returncode == 0
-    assert "These parts hold the 6.0 s that the job stood still, 29% of its time" in page.read_text()
+    assert "The losses include 6.0 s in hung steps, 29% of the job" in page.read_text()
 
 
 def test_a_gate_on_too_few_steps_is_refused_and_not_passed(in_process, recordings):

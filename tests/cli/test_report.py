@@ -91,7 +91,7 @@ def test_thresholds_and_the_path_of_the_data_are_in_the_manifest(in_process, tmp
     with sqlite3.connect(path) as database:
         database.execute("UPDATE attempt SET run = json_remove(run, '$.limits', '$.recorder')")
     database.close()
-    assert "<dt>limits</dt><dd>not told</dd>" in in_process("report", str(path), "-o", "-").stdout
+    assert "<dt>thresholds</dt><dd>not reported</dd>" in in_process("report", str(path), "-o", "-").stdout
 
 
 def test_what_is_no_report_is_overwritten_only_by_force(in_process, recording, tmp_path):

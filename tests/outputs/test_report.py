@@ -88,11 +88,11 @@ def stuck(tmp_path_factory):
 
 def test_a_hung_step_is_named_wherever_its_cost_is(stuck):
     reported = re.sub(r"<[^>]+>", " ", page(read(stuck)))
-    once = r"stood still for 6\.0 s at step 30"
+    once = r"hung for 6\.0 s at step 30"
 
-    assert re.search(rf"The job {once}, for rank 1, which cost \d+% of the whole run", reported)
+    assert re.search(rf"The job {once}, waiting for rank 1, which cost \d+% of the whole run", reported)
     assert re.search(rf"Who cost how much.* rank 1 .* other +{once} ", reported, re.DOTALL)
-    assert re.search(r"stood still +6\.0 s +step 30 took 6\.0 s, for rank 1", reported)
+    assert re.search(r"stood still +6\.0 s +step 30 took 6\.0 s, waiting for rank 1", reported)
     assert "slow in" not in reported
 
 
@@ -115,8 +115,8 @@ def test_bad_ends_of_earlier_attempts_are_reported(tmp_path):
         run = make_run(2, run_id=f"5ec0de5ec0de5ec{number}")
         record(path, measured(Scenario(2, steps=30)), 2, run=run, alerts=alerts)
 
-    assert read(path).earlier_bad_ends == (f"Attempt 2 before it ended badly: {words}.",)
-    assert f"<p>Attempt 2 before it ended badly: {words}.</p>" in page(read(path))
+    assert read(path).earlier_bad_ends == (f"Earlier attempt 2 ended badly: {words}.",)
+    assert f"<p>Earlier attempt 2 ended badly: {words}.</p>" in page(read(path))
     assert read(path, 1).earlier_bad_ends == ()
 
 
@@ -128,10 +128,10 @@ def test_an_earlier_attempt_of_another_run_is_named(tmp_path):
         record(path, measured(Scenario(2, steps=30)), 2, run=run, alerts=[lost])
 
     assert read(path).earlier_bad_ends == (
-        "Attempt 2 before it ended badly: it was killed.",
-        "Attempt 1 before it, of the run <b>job, ended badly: it was killed.",
+        "Earlier attempt 2 ended badly: it was killed.",
+        "Earlier attempt 1 (run <b>job) ended badly: it was killed.",
     )
-    assert "of the run &lt;b&gt;job, ended badly" in page(read(path))
+    assert "(run &lt;b&gt;job) ended badly" in page(read(path))
 
 
 def test_a_recording_without_its_log_says_that_its_newest_part_may_be_missing(tmp_path):
@@ -181,14 +181,14 @@ def test_the_table_over_time_ends_with_the_last_step(tmp_path):
 def test_an_attempt_without_steps_still_makes_a_page(tmp_path):
     nothing = page(read(record(tmp_path / "x.ddpw", [frame(make_hello(world_size=2), 1)], 2)))
 
-    assert "Unproven: no step that all ranks have finished" in nothing
+    assert "Inconclusive: no step that all ranks have finished" in nothing
 
 
 def test_the_report_of_a_run_of_one_step_states_that_the_first_is_not_measured(tmp_path):
     reported = [frame(make_snap(rank, 1, [make_step(0)], make_hello(rank, 1, world_size=2)), 1) for rank in range(2)]
     text = page(read(record(tmp_path / "one.ddpw", reported, 2)))
 
-    assert "Unproven: only the first step is in the recording, which is not measured." in text
+    assert "Inconclusive: only the first step is in the recording, which is not measured." in text
     assert "that all ranks have finished" not in text
     assert "Nobody kept the others waiting" not in text
 

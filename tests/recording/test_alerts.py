@@ -92,7 +92,7 @@ def drawn(monitor):
 
 
 def reported(lines):
-    return next(line for line in lines if "straggler" in line).strip()
+    return next(line for line in lines if " straggler  " in line).strip()
 
 
 def test_all_outputs_show_a_stale_straggler_at_its_worst(stale_run):
@@ -196,7 +196,7 @@ def test_a_hang_that_the_run_recovered_from_is_closed_even_if_its_recorder_left_
 
     assert listed["open"] is not over
     assert listed["closed_step"] == ((54 if stuck else 59) if over else None)
-    assert ("Stuck at the end" in reported) is not over
+    assert ("Hung at the end" in reported) is not over
     assert ("hung at the end" in reported) is not over
     # During a run alerts have a close delay; recovery is shown at once.
     assert any(alert.key == ("stall", "group 0") for alert in shown.fresh) is not over

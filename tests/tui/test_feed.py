@@ -358,7 +358,7 @@ async def test_the_summary_names_a_run_that_has_started_since(run_dir):
                 other.train(0, 7)
                 started = msgspec.structs.replace(other.file, started_unix_s=time.time())
                 feed._find = lambda: [started]
-                await stage.sees("Another run has started since: [b]else. r goes there.")
+                await stage.sees("Another run has started since: [b]else. Press r to choose it.")
                 await stage.press("r")
                 await stage.shows("overview")
                 await stage.sees("[b]else", "step 7")
@@ -371,7 +371,7 @@ async def test_looking_back_when_the_run_ends_shows_the_summary_of_the_whole_run
         await stage.sees("‖ STEP 139")
         follower.end_well()
         await stage.shows("summary")
-        await stage.sees("■ ENDED", "The run has ended well")
+        await stage.sees("■ ENDED", "The run has ended")
         await stage.misses("STEP 139", "space", "l live", "← →")
         page = stage.text().splitlines()[2:-1]
         await stage.press("shift+left", "space", "1", "shift+left")
@@ -379,7 +379,7 @@ async def test_looking_back_when_the_run_ends_shows_the_summary_of_the_whole_run
         # Whichever step is looked at on the other screens, the summary stays what it was.
         await stage.press("7")
         await stage.shows("summary")
-        await stage.sees("The run has ended well")
+        await stage.sees("The run has ended")
         assert stage.text().splitlines()[2:-1] == page
         await stage.press("l")
         await stage.sees("■ ENDED")
@@ -403,7 +403,7 @@ async def test_after_a_restart_the_dashboard_shows_the_new_run(run_dir):
             for rank in run.ranks:
                 rank.say_bye()
             await stage.shows("summary")
-            await stage.sees("The run has ended well")
+            await stage.sees("The run has ended")
             with FakeRun(run_dir, 2, run_id=OTHER_ID) as again:
                 again.train(0, 7)
                 feed._find = lambda: [again.file]

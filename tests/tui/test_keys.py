@@ -40,7 +40,7 @@ async def test_the_numbers_go_to_the_screens_and_seven_only_after_the_end():
         assert stage.pane == "logs"
         follower.end_well()
         await stage.shows("summary")
-        await stage.sees("The run has ended well", "[7 summary]", "■ ENDED", "who cost how much")
+        await stage.sees("The run has ended", "[7 summary]", "■ ENDED", "straggler cost")
         await stage.press("2")
         await stage.shows("ranks")
         await stage.press("7")
@@ -52,7 +52,7 @@ async def test_a_run_that_ends_badly_names_the_rank_and_the_reason():
     async with staged(follower) as stage:
         follower.end_badly("RuntimeError: NCCL communicator was aborted")
         await stage.shows("summary")
-        await stage.sees("The run has ended badly", "rank 0 failed: RuntimeError: NCCL", "rank 3: ended after rank 0")
+        await stage.sees("The run has ended badly", "rank 0 failed: RuntimeError: NCCL", "rank 3: exited after rank 0")
 
 
 async def test_cursor_keys_move_in_the_table_and_pages_follow_its_height():

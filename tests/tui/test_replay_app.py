@@ -97,7 +97,7 @@ async def test_every_screen_says_that_it_is_a_replay_and_where(path):
             assert "▲" in stage.bar
         assert "space play/pause" in stage.lines()[-1]
         await stage.press("question_mark")
-        await stage.sees("go to where the next alert was opened")
+        await stage.sees("go to the next or previous alert")
 
 
 async def test_while_it_is_read_the_screen_says_so_and_not_that_there_is_no_run(path):
@@ -345,7 +345,7 @@ async def test_what_takes_long_to_be_filled_in_says_so_until_it_is_there(path, m
         feed = ReplayFeed(playback, playback.reel.at(7 * SECOND_NS))
         async with ReplayDashboard(feed).run_test(size=(120, 40)) as pilot:
             stage = Replayed(pilot.app, pilot)
-            await stage.until(lambda: "reading the past of the charts" in stage.bar, "the line to say so")
+            await stage.until(lambda: "reading earlier steps" in stage.bar, "the line to say so")
             assert "●" in stage.bar
             held.clear()
             await stage.until(lambda: "reading the past" not in stage.bar, "the line to be quiet again")

@@ -86,7 +86,7 @@ def test_the_summary_shows_the_time_lost_in_hung_steps_in_one_line():
     seen = make_run_view(make_monitor(frozen_at=30))
 
     text = lost_time_text(seen)
-    assert text == "8.0 s in 1 step of the last 59 that stood still: step 30 took 8.0 s, for rank 1"
+    assert text == "8.0 s in 1 step of the last 59 that hung: step 30 took 8.0 s, waiting for rank 1"
     assert [line for line in texts(summary_lines(seen, 120, 100, duration_s=9.0)) if line == f"lost         {text}"]
 
 
@@ -97,14 +97,14 @@ def test_the_report_shows_the_same_hung_steps_as_the_summary():
     aggregate.add(aligned_window(monitor.state, ranks, np.arange(1, STEPS)))
 
     assert longest_text(aggregate.hung_steps()) in lost_time_text(make_run_view(monitor))
-    assert hung_text(aggregate.hung_steps()) == "stood still for 8.0 s at step 30"
+    assert hung_text(aggregate.hung_steps()) == "hung for 8.0 s at step 30"
 
 
 def test_the_longest_of_several_hung_steps_is_shown():
     still = replace(frozen_once(), steps=3, lost_s=4000.0)
 
-    assert hung_text(still) == "stood still for 1h 06m in 3 steps (the longest: step 30 took 8.0 s)"
-    assert longest_text(still) == "the longest: step 30 took 8.0 s, for rank 1"
+    assert hung_text(still) == "hung for 1h 06m in 3 steps (longest: step 30 took 8.0 s)"
+    assert longest_text(still) == "longest: step 30 took 8.0 s, waiting for rank 1"
 
 
 def test_steps_that_are_only_a_little_longer_are_no_loss():

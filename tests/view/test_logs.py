@@ -28,7 +28,7 @@ def test_the_diagnosis_is_above_the_last_lines():
     )
     lines = texts(log_lines(drawn, 100, 30))
 
-    assert lines[0] == "4 lines of 2 files read · 2 of them say something"
+    assert lines[0] == "4 lines of 2 files read · 2 recognized"
     assert lines[1].startswith("✖ Rank 1 raised ValueError: the user's own")
     assert "✖ rank1.log      2 [rank1]: ValueError: the user's own" in lines
     assert lines[-2:] == ["  rank1.log      1 epoch 1", "✖ rank1.log      2 [rank1]: ValueError: the user's own"]

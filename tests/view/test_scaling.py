@@ -15,7 +15,7 @@ from tests.view.pages import assert_fits, make_monitor, make_run_view, page, run
 
 ONE = Profile(1, 100, 28e6, 32 / 0.028, 32, 1e6, 27e6, 0.0, 0.0)
 """One process that takes 28 ms for what four do in 40."""
-SENTENCE = "4 ranks run 2.80× as fast as one: 70%; "
+SENTENCE = "4 ranks run 2.80× as fast as one: 70% efficiency; "
 
 
 def against_one():
@@ -92,7 +92,7 @@ def test_both_speedups_are_shown_in_full_on_a_narrow_screen():
 
     for lines in (share_lines(drawn, 80, 20), status_screen(drawn, 80), summary_lines(drawn, 80, 40, duration_s=1.0)):
         text = " ".join(page(lines).split())
-        assert "2.80× as fast as one over all time (2.00× by medians): 70%; " in text
+        assert "2.80× as fast as one over all time (2.00× by medians): 70% efficiency; " in text
         assert "waiting for rank 2" in text.partition("by medians")[2]
 
 

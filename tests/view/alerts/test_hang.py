@@ -50,8 +50,8 @@ def hanging(missing=2, waited_s=12, timeout_s=600, shape="[1056] Float", world=4
 def test_the_time_of_a_hang_that_the_run_did_not_come_out_of_is_lost_time():
     drawn = hanging(waited_s=33)
     hang = outcome_of(drawn.state, drawn.alerts).hang
-    assert lost_text(drawn, hang).startswith("33.0 s in a hang that no step has come after, for rank 2")
-    assert "33.0 s in a hang" in page(summary_lines(drawn, 120, 40, duration_s=60.0))
+    assert lost_text(drawn, hang).startswith("33.0 s in the hang at the end, waiting for rank 2")
+    assert "33.0 s in the hang" in page(summary_lines(drawn, 120, 40, duration_s=60.0))
     assert outcome_of(make_monitor(slow=None).state, ()).hang is None
 
 
