@@ -152,7 +152,7 @@ def test_four_hosts_are_watched_from_each_of_them_through_faults_of_ranks_links_
     hosts.cut("node-d")
     gone = wait_for(lambda: reported.alert("rank-lost", "opened"), 60)
     assert gone["ranks"] == [6, 7]
-    assert "host node-d (ranks 6-7): gone or not reachable, all 2 ranks" in gone["message"]
+    assert "host node-d (ranks 6-7) is down or unreachable: no heartbeat from its 2 ranks" in gone["message"]
     hosts.mend("node-d")
     wait_for(lambda: reported.alert("rank-lost", "closed"), 60)
     step = reported.ranks()[0][1]

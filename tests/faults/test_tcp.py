@@ -74,7 +74,7 @@ def test_the_reason_why_a_rank_of_a_ticket_is_missing_is_shown(start, run_dir, t
     rundir.write_private(file, msgspec.structs.replace(tcp_run, world_size=2, endpoints=endpoints))
 
     assert command(["status", str(file)]) == 0
-    assert f"nothing is heard of rank 1: {why}" in " ".join(capsys.readouterr().out.split())
+    assert f"no data from rank 1: {why}" in " ".join(capsys.readouterr().out.split())
 
 
 def test_the_ticket_of_another_run_opens_nothing(start, run_dir, tmp_path, tcp_run):
@@ -107,7 +107,7 @@ def test_a_ticket_is_written_for_its_owner_alone_and_no_secret_of_a_rank_is_in_i
     file = tmp_path / "run.ticket"
     assert command(["ticket", "-o", str(file)]) == 0
     assert file.stat().st_mode & 0o777 == 0o600
-    assert "holds a key" in capsys.readouterr().err
+    assert "holds a secret key" in capsys.readouterr().err
     assert rundir.read(file) == tcp_run
     assert command(["ticket", tcp_run.id]) == 0
     printed = tmp_path / "printed.json"

@@ -439,7 +439,7 @@ def test_the_address_of_the_metrics_is_printed_with_a_warning_if_public(run_main
     where, *more = said.splitlines()
 
     assert exit_code == 3
-    assert re.fullmatch(r"metrics are at http://[\d.]+:\d+/metrics", where)
+    assert re.fullmatch(r"serving metrics at http://[\d.]+:\d+/metrics", where)
     assert any("warning: whoever reaches 0.0.0.0:" in line for line in more) == warns
     assert threading.active_count() == threads
 

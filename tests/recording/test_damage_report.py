@@ -38,5 +38,5 @@ def test_possibly_missing_alerts_are_not_reported_as_none(alerts):
 
     assert "The recording is damaged: 1 part could not be read, 4 of 94 frames are missing" in summary
     assert ("none in the whole run" in summary) is not alerts
-    assert ("No alert." in page(alert_list(hurt, 100, 20, selected=0, first=0))) is not alerts
+    assert ("No alerts." in page(alert_list(hurt, 100, 20, selected=0, first=0))) is not alerts
     assert "damaged" not in page(summary_lines(calm, 120, 60, duration_s=5.0))

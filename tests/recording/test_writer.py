@@ -280,7 +280,7 @@ def test_an_alert_that_ended_between_two_recorders_has_no_end_step(path, recorde
     assert left <= set(listed)
     for key in left:
         assert listed[key].closed is not None
-        assert dict(alert_facts(listed[key]))["closed"].rpartition(", ")[0].endswith("step not known")
+        assert dict(alert_facts(listed[key]))["closed"].rpartition(", ")[0].endswith("step unknown")
 
 
 def test_an_existing_empty_file_stays_empty_if_nothing_is_recorded(path):

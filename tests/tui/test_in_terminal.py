@@ -131,7 +131,7 @@ def test_a_terminal_that_cannot_be_drawn_on_gets_a_line_that_says_what_to_do(run
         (line,) = [line for line in terminal.text().splitlines() if line.strip()]
 
     assert line.startswith("ddpwatch: the dashboard cannot draw on this terminal (TERM")
-    assert line.rstrip().endswith("`ddpwatch status` and `ddpwatch watch` work without")
+    assert line.rstrip().endswith("use `ddpwatch status` or `ddpwatch watch` instead")
 
 
 def test_a_terminal_that_changes_its_size_is_filled_again(run_dir):

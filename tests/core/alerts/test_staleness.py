@@ -106,7 +106,7 @@ def test_when_all_are_stale_nothing_is_wrong_by_now_and_the_header_counts_none()
     seen = drawn(watched(END + 100))
 
     assert {alert.key for alert in seen.alerts} == set(stale(seen)) != set()
-    assert texts(alert_panel(seen, 60, 12))[0] == "✔ nothing is wrong by now"
+    assert texts(alert_panel(seen, 60, 12))[0] == "✔ no active alert"
     assert "▲" not in texts([header_line(seen, 120)])[0]
     assert not levels(alert_panel(seen, 60, 12)) & LOUD
     assert not any("▲" in text for text in texts(status_screen(seen, 100)))

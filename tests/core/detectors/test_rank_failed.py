@@ -69,7 +69,7 @@ def test_a_rank_that_leaves_in_order_in_the_middle_of_its_data_is_named_but_has_
     assert finding.message == f"rank 1 exited{how} before the others: rank 0 lost its connection and failed"
     assert (
         root_cause_text(outcome_of(monitor.state, monitor.book.open.values()))
-        == "rank 1 ended before the others; rank 0 after it"
+        == "rank 1 exited before the others; rank 0 after it"
     )
 
 
@@ -80,7 +80,7 @@ def test_a_later_complaint_is_about_the_rank_that_left_and_not_about_the_first_c
     finding = only([alert.finding for alert in monitor.book.open.values() if alert.finding.rule == "rank-failed"])
     assert finding.message == "rank 3 exited with code 0 before the others: ranks 0-2 lost their connections and failed"
     began = root_cause_text(outcome_of(monitor.state, monitor.book.open.values()))
-    assert began == "rank 3 ended before the others; ranks 0-2 after it"
+    assert began == "rank 3 exited before the others; ranks 0-2 after it"
 
 
 def test_the_end_of_a_run_waits_for_how_one_ended_that_another_complains_of():

@@ -78,7 +78,7 @@ def test_a_rank_without_any_heartbeat_is_the_root_cause_of_lost_connections():
     state.apply(make_beat(0, 2), 10**9)
     state.apply(wire.Bye(rank=0, seq=3, reason="failed", text=CLOSED, mono_ns=9), 2 * 10**9)
 
-    assert bad_end(state, []) == "rank 0 lost its connection to another; rank 1 was never heard"
+    assert bad_end(state, []) == "rank 0 lost its connection to another rank; no message ever came from rank 1"
 
 
 def test_the_ending_is_well_only_if_every_agent_reported_to_the_end():

@@ -62,7 +62,7 @@ def test_four_ranks_in_one_sentence():
 
     assert result.speedup == pytest.approx(3.32)
     assert scaling_sentence(result) == (
-        "4 ranks run 3.32× as fast as one: 83%; 9% wire, 6% waiting for rank 3, 2% data"
+        "4 ranks run 3.32× as fast as one: 83% efficiency; 9% wire, 6% waiting for rank 3, 2% data"
     )
 
 
@@ -71,7 +71,7 @@ def test_a_gain_is_called_one():
 
     assert result.efficiency == pytest.approx(1.0)
     assert scaling_sentence(result) == (
-        "4 ranks run 4.00× as fast as one: 100%; 12% wire, 8% waiting, 20% gained in compute"
+        "4 ranks run 4.00× as fast as one: 100% efficiency; 12% wire, 8% waiting, 20% gained in compute"
     )
 
 
@@ -92,7 +92,7 @@ def test_without_samples_steps_are_compared_and_that_is_said():
 
     assert result.by_steps
     assert result.speedup == pytest.approx(3.2)
-    assert scaling_sentence(result).endswith("20% wire; batches are not told and taken as equal")
+    assert scaling_sentence(result).endswith("20% wire; batch sizes are unknown and assumed equal")
 
 
 def test_the_parts_of_a_made_up_run_are_found_again():
@@ -254,7 +254,7 @@ def test_a_long_run_takes_no_more_memory_than_a_short_one():
 def test_a_baseline_of_several_ranks_is_said():
     result = scaling(profile(2), replace(profile(4, wire=9.0), steps=7))
 
-    assert scaling_sentence(result) == "4 ranks run 1.80× as fast as 2: 90%; 10% wire"
+    assert scaling_sentence(result) == "4 ranks run 1.80× as fast as 2: 90% efficiency; 10% wire"
 
 
 def test_one_rank_has_no_share_and_is_a_baseline_all_the_same():
