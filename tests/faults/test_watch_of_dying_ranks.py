@@ -99,7 +99,7 @@ def test_an_interrupt_of_all_ranks_is_one_alert(start, watcher, tmp_path):
     assert watcher.finish() == ENDED_BADLY
     critical = [change for change in watcher.changes if change["severity"] == "critical"]
     assert [change["event"] for change in critical if change["event"] != "changed"] == ["opened"], critical
-    assert "interrupted from the keyboard" in critical[-1]["message"]
+    assert "interrupted (Ctrl-C, SIGINT)" in critical[-1]["message"]
     assert "interrupted from the keyboard" in watcher.stderr
     assert "ddpwatch/agent" not in critical[-1]["evidence"]["text"]
 
