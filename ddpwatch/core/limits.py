@@ -189,7 +189,7 @@ class UnevenBatchLimits(_Group, frozen=True):
     """Closed after this time in seconds without it; like `stall` if ranks wait for one whose data has ended."""
 
     STUCK_NS: ClassVar[int] = 1_000_000_000
-    """A rank that waits longer than this, in ns, in an all-reduce for a rank that has ended waits in vain."""
+    """A rank that waits longer than this, in ns, in an all-reduce for a rank that has exited is stuck."""
     EXIT_CODE_NS: ClassVar[int] = 6_000_000_000
     """Time in ns between goodbye and exit code of a process, at most: torch is shut down in between."""
     LEFT_NS: ClassVar[int] = EXIT_CODE_NS + 2_000_000_000
@@ -559,7 +559,7 @@ class SummaryLimits:
     MAIN_SHARE: Final = 0.75
     """Where hung steps are this fraction of a cost, the rest is what odd steps cost any rank."""
     MAX_STEP_COST_SHARE: Final = 0.1
-    """Cap of a rank's cost in one step, as a fraction of the median step: some odd steps blame nobody."""
+    """Cap of a rank's cost in one step, as a fraction of the median step: a few odd steps do not make a straggler."""
 
 
 class VerdictLimits:

@@ -32,7 +32,7 @@ class Hang:
     seconds: float
     """The longest wait of a rank."""
     ranks: tuple[int, ...]
-    """Ranks that were waited for, or are out of line; empty = none can be blamed."""
+    """Ranks that were waited for, or called a different collective; empty = none can be blamed."""
 
 
 def is_hang(finding: Finding) -> bool:

@@ -101,8 +101,8 @@ def rank_lost(context: DetectorContext) -> list[Finding]:
 
 
 def _settled(state: RunState, silent: Sequence[End]) -> list[End]:
-    """Silent ranks without those of a host whose other ranks were last heard at about the same time, but are not
-    silent for long enough yet: in a moment it is known whether the whole host is gone.
+    """Silent ranks without those of a host whose other ranks sent their last heartbeat at about the same time, but are
+    not silent for long enough yet: in a moment it is known whether the whole host is down.
     """
     known = {end.rank.rank for end in silent}
     last_ns: dict[str, int] = {}
@@ -120,7 +120,7 @@ def _settled(state: RunState, silent: Sequence[End]) -> list[End]:
 
 
 def _received_since(state: RunState, since_ns: int) -> bool:
-    """Whether a rank was heard after another fell silent: then the viewer is not cut off."""
+    """Whether a rank sent a heartbeat after the last one of another: then the viewer is not disconnected."""
     return any(
         state.condition(rank) in ALIVE or (rank.last_received_ns is not None and (rank.bye_ns or 0) > since_ns)
         for rank in state.ranks.values()
@@ -293,7 +293,7 @@ def _advice(gone: Sequence[End]) -> str:
 
 
 def _relay(state: RunState, silent_s: float) -> list[Finding]:
-    """One finding for a relay that is not heard, instead of one for each rank behind it."""
+    """One finding for a relay without a heartbeat, instead of one for each of its ranks."""
     no_heartbeat_s = state.no_heartbeat_ns(state.relay_ns) / 1e9
     if state.relay is None or not state.relay_lost or no_heartbeat_s <= silent_s:
         return []
@@ -306,7 +306,7 @@ def _relay(state: RunState, silent_s: float) -> list[Finding]:
 
 
 def _unreachable(state: RunState, silent: Sequence[End]) -> Finding:
-    """No rank at all is heard: most likely it is the viewer that is cut off."""
+    """No rank sends a heartbeat: most likely the viewer is disconnected."""
     message = f"no heartbeat from any rank for {_silent_for(state, silent[-1])}: the viewer cannot reach "
     message += f"{plural(len({end.rank.host for end in silent}), 'host')}, or all ranks have stopped"
     evidence = _evidence(state, silent)

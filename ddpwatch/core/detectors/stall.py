@@ -102,7 +102,7 @@ def _without_report(context: DetectorContext, sync_point: SyncPoint, never_recei
 
 
 def _unreachable(state: RunState, never_received: Sequence[RankState]) -> str:
-    """Text that the hosts of these ranks cannot be reached; empty = something was heard or seen of one of them."""
+    """Text that the hosts of these ranks are unreachable; empty = one sent a message, or its process is visible."""
     hosts = {rank.host for rank in never_received}
     known = {rank.host for rank in state.ranks.values() if rank.last_received_ns is not None or rank.held_by}
     if not state.spans_hosts or "" in hosts or hosts & known:
@@ -115,7 +115,7 @@ def _unreachable(state: RunState, never_received: Sequence[RankState]) -> str:
 
 
 def _gone_hosts(state: RunState, missing: Sequence[GroupMember]) -> dict[str, list[RankState]]:
-    """Hosts of the missing ranks, with their ranks, if all of these are silent while others are heard, and none of
+    """Hosts of the missing ranks, with their ranks, if all of these are silent while others are not, and none of
     their processes is visible from here; otherwise empty.
     """
     hosts = {member.rank.host for member in missing}

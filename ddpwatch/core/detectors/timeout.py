@@ -67,16 +67,15 @@ def _near(context: DetectorContext, sync_point: SyncPoint, left_ns: float, elsew
     """The finding for one group; ranks that wait `elsewhere` are not blamed for missing in it."""
     left = f"in {duration_text(left_ns / 1e9)}" if left_ns > 0 else "at any moment"
     missing = () if elsewhere else sync_point.missing
-    waited_for = operation(sync_point)
+    what, why = f"{operation(sync_point)} has not completed", ""
     if elsewhere:
-        why = f"{waited_for} has not completed, its ranks wait for {', '.join(operation(root) for root in elsewhere)}"
+        why = f"; its ranks wait for {', '.join(operation(root) for root in elsewhere)}"
     elif missing:
-        why = f"{names_of(missing)} {'has' if len(missing) == 1 else 'have'} not joined {waited_for}"
+        what = f"{names_of(missing)} {'has' if len(missing) == 1 else 'have'} not joined {operation(sync_point)}"
     else:
-        joined = "all ranks" if sync_point.all_present else "all ranks with a heartbeat"
-        why = f"{waited_for} has not completed, although {joined} have joined it"
+        why = f"; all ranks{'' if sync_point.all_present else ' with a heartbeat'} have joined it"
     severity = Severity.CRITICAL if has_trained(sync_point, context) else Severity.WARNING
-    message = f"{why}: torch aborts the job {left}"
+    message = f"{what}: torch aborts the job {left}{why}"
     ranks, evidence = tuple(member.rank.rank for member in missing), facts(context, sync_point)
     return Finding(RULE, severity, f"group {sync_point.name}", message, SOON_ADVICE, ranks, evidence=evidence)
 

@@ -100,7 +100,7 @@ def why_failed(rank: RankState) -> str:
 def advice_on(causes: Sequence[End]) -> str:
     """Advice on secondary failures after these causes."""
     if waited := [end for end in causes if is_timeout(end.text)]:
-        return f"{names_of(waited).capitalize()} timed out waiting for another rank: the `timeout` alert names it."
+        return f"{names_of(waited).capitalize()} timed out waiting for another rank: see the `timeout` alert."
     if any(end.aborted for end in causes):
         return f"{names_of(causes).capitalize()} may not be the root cause: see the alert on the abort, and `desync`."
     return f"Find out what ended {names_of(causes)}: the launcher terminates the others when one rank exits."

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ddpwatch.core.state.run import Condition, RunState
 
 EXPLAINING: Final = (rules.DESYNC, rules.UNEVEN_BATCH, rules.TIMEOUT, rules.STALL)
-"""Rules that explain why ranks waited for each other in vain, the most specific first."""
+"""Rules that explain why ranks waited for each other, the most specific first."""
 
 Ending: TypeAlias = Literal["going on", "well", "badly", "unknown"]
 """`going on` = a rank is training, or no heartbeat has come yet; `unknown` = the agent switched itself off before."""
@@ -57,7 +57,7 @@ class Outcome:
     live: bool
     """Whether a rank is still training."""
     bad: dict[int, Condition]
-    """Ranks that failed, were lost or fell silent, each with its condition."""
+    """Ranks that failed, were lost or sent no heartbeat, each with its condition."""
     left: tuple[int, ...]
     """Ranks that said goodbye in order."""
     switched_off: tuple[int, ...]

@@ -253,7 +253,7 @@ def rank_lost_samples():
     killed = beating({1: 99.9})
     killed.apply(wire.Gone(rank=1, seq=0, oom_kills=1), killed.now_ns)
     yield "OOM killer", look(end(killed))
-    for code in (-9, -11, -15, 7):
+    for code in (-9, -11, -15, -99, 7):
         yield f"exit code {code}", look(ended_with(beating({1: 99.9}), {1: code}))
     yield "several at once", look(end(beating({1: 20, 0: 20}), 0, 1))
     yield "several, killed", look(ended_with(beating({}), {0: -9, 2: -9}))
@@ -281,6 +281,8 @@ def rank_lost_samples():
         "secondary, some without a heartbeat",
         look(end(fail(beating({1: 80, 0: 82, 2: 82, 3: 82}, now_s=100), 1, at_s=80), 0, 2)),
     )
+    timed_out = failed(beating({}), {0: GLOO})
+    yield "secondary to a timeout", look(ended_with(timed_out, dict.fromkeys((1, 2, 3), -15)))
     yield "aborted, with a mismatch", broken(0, {1: LARGE, 2: SMALL, 3: SMALL})
     yield "aborted, the others agree", broken(0, {1: LARGE, 2: LARGE, 3: LARGE})
     yield "aborted, too little is known", broken(0, {1: LARGE})
@@ -428,6 +430,13 @@ def timeout_samples():
     yield "due", look(late_beat)
     arrived = make_group(42, 1785, size=3, timeout_ns=HALF_HOUR_NS)
     yield "near, one is not seen", look(halted({0: arrived, 1: arrived}))
+    near = {"timeout_ns": 20 * SECOND, "size": 2}
+    chain = {
+        0: [make_group(42, 15, name="left", **near)],
+        1: [make_group(41, name="left", size=2), make_group(7, 15, name="right", size=3)],
+        2: [make_group(7, 15, name="right", size=3)],
+    }
+    yield "near, in a chain of groups", look(halted(chain))
     yield "fired, one had not joined", look(failed(one_missing(), {0: GLOO, 1: GLOO, 3: GLOO}))
     state = halted(
         {

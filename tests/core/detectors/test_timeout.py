@@ -92,9 +92,7 @@ def test_a_timeout_that_is_near_is_reported_where_a_rank_of_the_group_was_not_he
     evidence = look(halted({0: arrived, 1: arrived}))
 
     assert stall(evidence) == []
-    assert only(timeout(evidence)).message.startswith(
-        "all_reduce #42 (4.0 MiB) has not completed, although all ranks with a heartbeat have joined it: "
-    )
+    assert only(timeout(evidence)).message.endswith("; all ranks with a heartbeat have joined it")
 
 
 def test_a_rank_that_has_been_silent_until_the_others_gave_up_is_reported_once():

@@ -84,6 +84,7 @@ SAMPLES = {
     "interrupted": {"all.log": "[rank0]: KeyboardInterrupt"},
     "gloo timeout": {f"rank{rank}.log": f"[rank{rank}]: {GLOO}" for rank in (0, 1, 3)},
     "launcher signaled": {"torchrun.log": "api.py:753] Received 15 death signal, shutting down workers"},
+    "launcher signaled, by name": {"torchrun.log": "api.py:753] Received Signals.SIGTERM death signal"},
     "connections": {f"rank{rank}.log": f"[rank{rank}]: {PEER}" for rank in (0, 1, 3, 4, 6)},
     "store lost": {"all.log": "[rank1]: DistNetworkError: failed to recv, got 0 bytes. Connection was likely closed."},
     "NCCL error": {"all.log": "[rank1]: n1:9:10 [0] NCCL WARN Connection closed by remote peer n2<4711>"},
