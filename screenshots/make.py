@@ -20,7 +20,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 import resvg_py
+from rich.color import Color
 from rich.console import Console
+from rich.terminal_theme import TerminalTheme
 from rich.text import Text
 
 from ddpwatch import rundir
@@ -69,6 +71,10 @@ PLAYED_S = 8
 REPORTED_S = 150
 REPORT_SIZE = 1160, 2600
 UNIX_NS = 1_700_000_000 * SECOND_NS
+# The sixteen colors of the terminal in pictures of `status`, from black to white: those of the dashboard's default
+# theme, so that each phase has the same color in all pictures. Those of rich have an orange as bright yellow.
+NORMAL = ("#12151b", "#ff6b61", "#7fbf6a", "#e5a53a", "#5c8fe6", "#c678dd", "#56b6c2", "#dfe3ea")
+BRIGHT = ("#8b93a1", "#ff6b61", "#7fbf6a", "#f0d98c", "#5c8fe6", "#c678dd", "#56b6c2", "#ffffff")
 
 
 class Recording:
@@ -250,7 +256,9 @@ def status(size: tuple[int, int]) -> None:
     for line in lines:
         console.print(_text(line), no_wrap=True, overflow="crop")
     name = f"status-{columns}x{rows}"
-    _save(name, clean_svg(console.export_svg(title="ddpwatch status", unique_id=name)))
+    normal, bright = ([tuple(Color.parse(color).get_truecolor()) for color in colors] for colors in (NORMAL, BRIGHT))
+    theme = TerminalTheme(normal[0], normal[-1], normal, bright)
+    _save(name, clean_svg(console.export_svg(title="ddpwatch status", theme=theme, unique_id=name)))
 
 
 def _text(line: Line) -> Text:

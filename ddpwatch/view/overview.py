@@ -88,13 +88,13 @@ def allreduce_card(run_view: RunView, columns: int) -> list[Line]:
     if figures.wire_share is None:
         return [first, [Cell("wire/waiting: ranks missing", Level.DIM)], []]
     wire, waiting = wire_and_waiting(figures.share, figures.wire_share)
-    second = [Cell(f"wire {wire} + waiting {waiting}%", Level.PLAIN)]
+    second = [Cell(f"wire {wire}% + waiting {waiting}%", Level.PLAIN)]
     stragglers = [finding for finding in run_view.worst.values() if finding.rule == rules.STRAGGLER]
     slow = max(stragglers, key=lambda finding: finding.cost or 0.0, default=None)
     if slow is not None and waiting > wire:
         named = Cell(f"(r{slow.ranks[0]})", MARKS[slow.severity].level)
         # The bar below shows the wire, too; the rank is shown nowhere else in the card.
-        parts = (f"wire {wire} + waiting {waiting} ", f"wire {wire}, wait {waiting} ", f"waiting {waiting} ")
+        parts = (f"wire {wire}% + waiting {waiting}% ", f"wire {wire}% + wait {waiting}% ", f"waiting {waiting}% ")
         second = _first_that_fits([[Cell(text), named] for text in parts], columns)
     return [first, second, _split_bar(figures, columns)]
 

@@ -242,7 +242,7 @@ def _cost(run_view: RunView, row: Row, mine: RankFigures, others: int, columns: 
         text = f"Was last at times: cost {cost} of the job's time in these {plural(steps, 'step')}, {less}."
     elif mine.straggler_cost_share >= StragglerLimits.MIN_COST_SHARE:
         found = row.finding if row.stands_out else None
-        over = "while its alert is open" if found and found.cost else f"in these {plural(steps, 'step')}"
+        over = "in the steps of its alert" if found and found.cost else f"in these {plural(steps, 'step')}"
         cost = percent(found.cost if found and found.cost else mine.straggler_cost_share)
         text = f"▲ Cost {cost} of the job's time {over}: {waiters} waited."
         level = Level.WARN

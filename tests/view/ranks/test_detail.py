@@ -75,7 +75,7 @@ def test_the_cost_is_that_of_the_alert_and_without_one_that_of_the_figures():
         cost: (*drawn.rows[:2], slow._replace(finding=found, stands_out=bool(found)), drawn.rows[3])
         for cost, found in ((0.31, alert), (share, None))
     }
-    over = {0.31: "while its alert is open", share: "in these 50 steps"}
+    over = {0.31: "in the steps of its alert", share: "in these 50 steps"}
 
     for cost, changed in rows.items():
         words = f"Cost {round(cost * 100)}% of the job's time {over[cost]}"
