@@ -124,13 +124,13 @@ def check_base(base: Path) -> None:
     except OSError as error:
         raise RunDirRefused(f"cannot read the run directory {base}: {error.strerror}") from None
     if not stat.S_ISDIR(found.st_mode):
-        what = "a link, which is not followed" if stat.S_ISLNK(found.st_mode) else "no directory"
-        raise RunDirRefused(f"the run directory {base} is {what}; set DDPWATCH_RUN_DIR to a directory")
+        what = "a symbolic link" if stat.S_ISLNK(found.st_mode) else "not a directory"
+        raise RunDirRefused(f"the run directory {base} is {what}; set DDPWATCH_RUN_DIR to a directory of your own")
     if found.st_uid != os.getuid():
         raise RunDirRefused(f"the run directory {base} belongs to uid {found.st_uid}, not to you; set DDPWATCH_RUN_DIR")
     if found.st_mode & 0o077:
         raise RunDirRefused(
-            f"others may enter the run directory {base}; take that from them (chmod 700) or set DDPWATCH_RUN_DIR to "
+            f"the run directory {base} is open to other users; run `chmod 700 {base}`, or set DDPWATCH_RUN_DIR to "
             "a directory of your own"
         )
 
@@ -139,7 +139,7 @@ def socket_path(base: Path, run_id: str, rank: int) -> Path:
     """Path of a rank's socket. Refuses a path that the kernel would truncate."""
     path = base / run_id / f"{rank}.sock"
     if len(os.fsencode(path)) > MAX_SOCKET_PATH_BYTES:
-        raise RunDirRefused(f"the path {path} is too long for a socket; set DDPWATCH_RUN_DIR to a shorter one")
+        raise RunDirRefused(f"the path {path} is too long for a Unix socket; set DDPWATCH_RUN_DIR to a shorter path")
     return path
 
 
@@ -246,7 +246,7 @@ def read(path: Path) -> RunFile:
     """Read a `run.json`. Raises `ValueError` with the reason if it is invalid."""
     # Opening a pipe without a writer would block forever.
     if not stat.S_ISREG(path.lstat().st_mode):
-        raise ValueError("is no regular file")
+        raise ValueError("is not a regular file")
     with path.open("rb") as file:
         text = file.read(MAX_RUN_FILE_BYTES + 1)
     if len(text) > MAX_RUN_FILE_BYTES:
@@ -280,14 +280,14 @@ def _scan_entry(entry: Path) -> RunFile | Garbage | None:
     """The run in one entry of the run directory; None if it is starting, or has just ended."""
     file = entry / RUN_FILE
     if entry.is_symlink() or not entry.is_dir():
-        return None if _missing(entry) else Garbage(entry, "is no run directory")
+        return None if _missing(entry) else Garbage(entry, "is not a run directory")
     try:
         run = read(file)
     except FileNotFoundError:
         return Garbage(entry, f"has no {RUN_FILE}") if _age_s(entry) > ORPHAN_AGE_S else None
     except (OSError, ValueError) as error:
         return Garbage(file, str(error))
-    return run if run.id == entry.name else Garbage(file, f"says it is run {run.id}")
+    return run if run.id == entry.name else Garbage(file, f"belongs to run {run.id}")
 
 
 def prune(base: Path) -> list[str]:

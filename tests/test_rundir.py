@@ -155,9 +155,9 @@ def test_garbage_is_named_and_skipped_and_stays(run_dir):
     reasons = {piece.path.relative_to(run_dir).parts[0]: piece.reason for piece in garbage}
     assert reasons.keys() == {path.name for path in before} - {LIVE}
     assert "newer ddpwatch" in reasons["aaaaaaa4"]
-    assert reasons["aaaaaaa5"] == f"says it is run {LIVE}"
+    assert reasons["aaaaaaa5"] == f"belongs to run {LIVE}"
     assert reasons["aaaaaaa6"] == "is too large"
-    assert reasons["aaaaaaa8"] == reasons["aaaaaaa9"] == "is no regular file"
+    assert reasons["aaaaaaa8"] == reasons["aaaaaaa9"] == "is not a regular file"
     assert rundir.prune(run_dir) == []
     assert sorted(run_dir.iterdir()) == before
 

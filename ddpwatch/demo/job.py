@@ -117,10 +117,14 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--rank", type=int, required=True)
     parser.add_argument("--ranks", type=int, required=True)
     parser.add_argument("--store", required=True, help="path of the rendezvous file")
-    parser.add_argument("--slow-rank", type=int, help="slow in backward throughout, -1 = none; without: the schedule")
+    parser.add_argument(
+        "--slow-rank",
+        type=int,
+        help="rank that is slow in backward throughout, -1 = none  [default: as in the schedule]",
+    )
     parser.add_argument("--lag-ms", type=float, default=25.0, help="added to the slow rank's backward pass")
     parser.add_argument("--seconds", type=float, default=60.0)
-    parser.add_argument("--pace", type=float, help="speed of the schedule; without it, to fit into the seconds")
+    parser.add_argument("--pace", type=float, help="speed of the schedule  [default: fits into --seconds]")
     parser.add_argument("--lag", type=float, default=LAG, help="added to the schedule's slow rank, in healthy steps")
     return parser.parse_args()
 

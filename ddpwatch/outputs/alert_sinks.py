@@ -153,7 +153,7 @@ class Command:
             child.communicate(json.dumps(event).encode() + b"\n", timeout=COMMAND_TIMEOUT_S)
         except subprocess.TimeoutExpired:
             _kill_group(child)
-            return f"no end after {COMMAND_TIMEOUT_S:g} s, killed"
+            return f"killed after {COMMAND_TIMEOUT_S:g} s"
         finally:
             if child.poll() is None:
                 _kill_group(child)
@@ -161,7 +161,7 @@ class Command:
                 with contextlib.suppress(OSError):
                     child.stdin.close()
         if child.returncode < 0:
-            return f"ended by signal {-child.returncode}"
+            return f"killed by signal {-child.returncode}"
         return f"exit code {child.returncode}" if child.returncode else None
 
     def abort(self) -> None:
@@ -208,7 +208,7 @@ class Webhook:
                 return None
         except urllib.error.HTTPError as error:
             with error:
-                return f"the answer was HTTP {error.code}"
+                return f"HTTP status {error.code}"
         except urllib.error.URLError as error:
             return _reason(error.reason)
         except (OSError, http.client.HTTPException) as error:
@@ -232,7 +232,7 @@ class _NoRedirects(urllib.request.HTTPRedirectHandler):
 
 def _read_address(url: str) -> tuple[str, str, dict[str, str]]:
     """URL to post to, its name for messages, and headers. Secrets are in the URL and the headers only."""
-    refusal = UsageError("--webhook: that is no http:// or https:// address")
+    refusal = UsageError("--webhook: not an http:// or https:// URL")
     if not (url.isascii() and url.isprintable()) or " " in url:
         raise refusal
     try:
@@ -258,7 +258,7 @@ def _reason(error: object) -> str:
     if isinstance(error, OSError) and error.strerror:
         return error.strerror.lower()
     # Not its text, which may come from the server or contain the address.
-    return f"no usable answer ({type(error).__name__})"
+    return f"invalid response ({type(error).__name__})"
 
 
 def _kill_group(child: subprocess.Popen[bytes]) -> None:

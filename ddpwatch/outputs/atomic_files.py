@@ -37,13 +37,13 @@ def atomic_output(path: Path, source: Path, *, force: bool) -> Iterator[IO[str]]
             yield file
         return
     if path.is_dir():
-        raise UsageError(f"{path} is a directory")
+        raise UsageError(f"{path} is a directory; name a file in it")
     if path.exists() and source.exists() and path.samefile(source):
         raise UsageError(f"{path} is the recording itself; write to another file")
     if path.exists() and not force:
-        raise UsageError(f"{path} is there already; --force replaces it")
+        raise UsageError(f"{path} exists; --force overwrites it")
     if not path.parent.is_dir():
-        raise UsageError(f"cannot write {path}: there is no directory {path.parent}")
+        raise UsageError(f"cannot write {path}: no directory {path.parent}; create it or choose another with -o")
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         with part.open("xb") as raw, _compressed(raw, path) as file:
@@ -52,7 +52,7 @@ def atomic_output(path: Path, source: Path, *, force: bool) -> Iterator[IO[str]]
     except OSError as error:
         if error.filename == str(part) and error.errno in _LOCKED:
             raise UsageError(
-                f"cannot write {path}: nothing may be written in {path.parent.absolute()}; -o names a file elsewhere"
+                f"cannot write {path}: {path.parent.absolute()} is not writable; choose another place with -o"
             ) from None
         if error.filename == str(part):
             # The name that the user gave, not the temporary one.

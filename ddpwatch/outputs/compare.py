@@ -39,9 +39,9 @@ def read_side(
     bad_end = bad_end_text(outcome)
     profile = sample.profile()
     if profile is None:
-        why = f"{recorded.path} has no step after the first that all ranks have finished"
+        why = f"{recorded.path} has no step after the first that all ranks finished"
         how = f"; it ended badly: {bad_end}" if bad_end else ""
-        raise UsageError(f"{why}: there is nothing to compare{how}")
+        raise UsageError(f"{why}: nothing to compare{how}")
     return sample, Side(
         letter,
         recorded.path.name,
@@ -62,7 +62,7 @@ def read_baseline(path: Path, progress: Callable[[int], None] | None = None) -> 
         sizes = {attempt.run.world_size for attempt in recorded.attempts}
         if sizes != {1}:
             raise UsageError(
-                f"{path} is a run of {plural(max(sizes), 'rank')}: a baseline is the recording of the same training "
+                f"{path} is a run of {plural(max(sizes), 'rank')}; --baseline needs a recording of the same training "
                 "in one process"
             )
         for attempt in reversed(recorded.attempts):
@@ -70,4 +70,4 @@ def read_baseline(path: Path, progress: Callable[[int], None] | None = None) -> 
             profile = RunAggregate.of_run(reader.windows(), tuple(reader.state.ranks)).profile()
             if profile is not None:
                 return profile
-    raise UsageError(f"{path} has no finished step: a baseline needs some")
+    raise UsageError(f"{path} has no finished step; --baseline needs a recording with steps")

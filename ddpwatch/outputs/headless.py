@@ -39,7 +39,7 @@ class Ending:
 
     outcome: Outcome
     said_goodbye: bool
-    """Whether every reachable rank said goodbye; else their processes are gone."""
+    """Whether every reachable rank sent a goodbye; else their processes are gone."""
     time_is_up: bool = False
     """Whether the run goes on and only the time for watching is over."""
 

@@ -78,9 +78,13 @@ class Relay:
         `roster_grew` is called when further ranks have joined, which changes the ticket.
         """
         if run.relay is not None:
-            raise UsageError("this is the ticket of a relay already; start the relay where the ranks can be reached")
+            raise UsageError(
+                "this is already the ticket of a relay; start the relay on a host that can reach the ranks"
+            )
         if not encryption.available():
-            raise DdpwatchError("this libzmq was built without CURVE, and a relay does not listen without")
+            raise DdpwatchError(
+                "libzmq was built without CURVE encryption, which a relay needs; reinstall pyzmq from a wheel"
+            )
         self._run, self._roster_grew = run, roster_grew
         advertised = None if advertise is None else read_address(advertise, "--advertise")
         self._listener = listen(bind, "--bind", BACKLOG)
@@ -102,7 +106,7 @@ class Relay:
         self._upstream = Upstream(self._context, run, self._poller)
         self._here: set[int] = set()
         self._left: set[int] = set()
-        """Ranks that have said goodbye."""
+        """Ranks that have sent a goodbye."""
         self._gone: set[int] = set()
         self._reported: dict[tuple[int, str], bytes] = {}
         """The latest report of each kind about ranks that ended or were stopped, for viewers that come later."""
@@ -219,7 +223,7 @@ class Relay:
         self._front.send(payload, NOBLOCK)
 
     def _note(self, payload: bytes, now_ns: int) -> None:
-        """Keep when each rank was received last, and which ranks said goodbye."""
+        """Keep when each rank was received last, and which ranks sent a goodbye."""
         try:
             header = _header_decoder.decode(payload)
             bye = wire.decode(payload) if header.t == "bye" else None

@@ -120,12 +120,12 @@ class Recording:
             writer = self._writer()
             self.close()
             if self.damaged:
-                raise Unreadable(f"{path} is damaged, and nothing in it can be read")
+                raise Unreadable(f"{path} is damaged, and nothing can be read")
             where = ""
             if lacks_wal(path):
-                where = f", or what was is in {path.name}-wal, which is not beside it"
+                where = f", or it is in {path.name}-wal, which is missing"
             elif writer is not None:
-                where = f" yet: process {writer} waits for a run to record"
+                where = f" yet: process {writer} is waiting for a run to record"
             raise NoRecording(f"nothing was recorded in {path}{where}")
 
     @property

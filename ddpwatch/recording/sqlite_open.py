@@ -79,12 +79,12 @@ def check_file(path: Path) -> None:
     try:
         # Opening a pipe without a writer would block forever.
         if not stat.S_ISREG(path.stat().st_mode):
-            what = "a directory; name the recording in it" if path.is_dir() else "no regular file"
+            what = "a directory; name the recording in it" if path.is_dir() else "not a regular file"
             raise Unreadable(f"{path} is {what}")
         with path.open("rb") as file:
             header = file.read(HEADER_BYTES)
     except FileNotFoundError:
-        raise NoRecording(f"no recording {path}: there is no such file") from None
+        raise NoRecording(f"no recording {path}: no such file") from None
     except (OSError, ValueError) as error:
         raise Unreadable(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from None
     if not header:
@@ -110,8 +110,8 @@ def _refuse_if_foreign(path: Path, header: bytes) -> None:
     if all(sign in beginning for sign in OUR_SIGNS):
         return
     if header.startswith(MAGIC):
-        raise Unreadable(f"{path} is a database of another program, and no recording of ddpwatch")
-    raise Unreadable(f"{path} is no recording of ddpwatch; `ddpwatch record -o FILE` makes one")
+        raise Unreadable(f"{path} is a database of another program, not a ddpwatch recording")
+    raise Unreadable(f"{path} is not a ddpwatch recording; make one with `ddpwatch record -o FILE`")
 
 
 def _connect(path: Path, how: str) -> sqlite3.Connection:
@@ -130,7 +130,7 @@ def _connect(path: Path, how: str) -> sqlite3.Connection:
         raise DamagedFile(f"{path} cannot be read as a recording: {reason}") from None
     if not right:
         database.close()
-        raise DamagedFile(f"{path} cannot be read as a recording: its tables are not those of one")
+        raise DamagedFile(f"{path} cannot be read as a recording: its tables are different")
     return database
 
 
@@ -142,8 +142,8 @@ def _connect_copy(path: Path) -> sqlite3.Connection:
     except OSError as error:
         reason = error.strerror or error
         raise Unreadable(
-            f"{path} goes on in {_wal(path).name}, which is read in a copy where nothing may be written beside it, and "
-            f"none could be made: {reason}; copy both to where you may write"
+            f"{path} continues in {_wal(path).name}, which cannot be read in a read-only directory, and no temporary "
+            f"copy could be made: {reason}; copy both files to a writable directory"
         ) from None
 
 

@@ -188,7 +188,7 @@ class RecordingFile:
         (until_ns,) = database.execute("SELECT max(until_ns) FROM span").fetchone()
         self.last_ns = max(self.last_ns, until_ns or 0)
         if self.last_ns >= LATEST_NS:
-            raise UsageError(f"{self.path} has times in it that cannot be; record into another file")
+            raise UsageError(f"{self.path} holds impossible times; record into another file")
         self._attempts: dict[str, tuple[int, bytes, int]] = {}
         """By run id: number of the attempt, its description, and its number of ranks."""
         for number, text in database.execute("SELECT id, run FROM attempt"):
@@ -367,5 +367,5 @@ def _make(path: Path) -> None:
         with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as database:
             create_tables(database)
     except (OSError, sqlite3.Error) as error:
-        raise UsageError(f"cannot make {path}: {getattr(error, 'strerror', error)}") from None
+        raise UsageError(f"cannot create {path}: {getattr(error, 'strerror', error)}") from None
     check_file(path)

@@ -111,7 +111,7 @@ class StepReader:
                 yield None
         self._ingest(pending)
         if not number and not restored and self._recorded.damaged:
-            raise Unreadable(f"{self._recorded.path} is damaged, and nothing of that attempt can be read")
+            raise Unreadable(f"{self._recorded.path} is damaged, and nothing of this attempt can be read")
         self.state.tick(self.attempt.last_ns)
         yield from self._ready(1, last=True)
         if self._next >= 0:

@@ -30,7 +30,7 @@ def parse_offset(text: str, total_ns: int) -> int | None:
     text = text.strip()
     if part := _PART.fullmatch(text):
         if float(part[1]) > 100:
-            raise NoMoment(f"{text} is more than all of it")
+            raise NoMoment(f"{text} is more than 100%")
         return int(total_ns * float(part[1]) / 100)
     offset = _OFFSET.fullmatch(text)
     if offset is None or not any(offset.groups()):
@@ -38,7 +38,7 @@ def parse_offset(text: str, total_ns: int) -> int | None:
     days, hours, minutes, seconds = (float(group or 0) for group in offset.groups())
     passed_ns = int((days * 86_400 + hours * 3600 + minutes * 60 + seconds) * 1e9)
     if passed_ns > total_ns:
-        raise NoMoment(f"{text} is after its end")
+        raise NoMoment(f"{text} is after the end")
     return passed_ns
 
 
@@ -50,7 +50,7 @@ def parse_clock(text: str, first_ns: int, last_ns: int, zone: tzinfo, near_ns: i
     written = _parse(text)
     first, last = moment_of(first_ns), moment_of(last_ns)
     if first is None or last is None:
-        raise NoMoment("the recording does not tell its time; say +90s or 50%")
+        raise NoMoment("the recording has no times of day; use +90s or 50%")
     zone, day = written.zone or zone, written.day
     midnight = datetime.combine(day or first.astimezone(zone).date(), written.clock, zone)
     fitting = []
@@ -75,7 +75,7 @@ class _Clock(NamedTuple):
 def _parse(text: str) -> _Clock:
     found = _CLOCK.fullmatch(text.strip())
     if found is None:
-        raise NoMoment(f"{sanitize(text, NAME_CHARS)!r} is no moment such as {EXAMPLES}")
+        raise NoMoment(f"{sanitize(text, NAME_CHARS)!r} is not a moment such as {EXAMPLES}")
     year, month, day, hour, minute, second, fraction, zone = found.groups()
     lasting_ns = 60_000_000_000 if second is None else 10 ** (9 - len(fraction or ""))
     try:
@@ -88,7 +88,7 @@ def _parse(text: str) -> _Clock:
             None if zone is None else _zone(zone),
         )
     except ValueError:
-        raise NoMoment(f"{sanitize(text, NAME_CHARS)} is no time of any day") from None
+        raise NoMoment(f"{sanitize(text, NAME_CHARS)} is not a time of day") from None
 
 
 def _zone(text: str) -> tzinfo:
@@ -103,7 +103,7 @@ def span_text(first_ns: int, last_ns: int, zone: tzinfo) -> str:
     """First and last time as part of a sentence."""
     first, last = moment_of(first_ns), moment_of(last_ns)
     if first is None or last is None:
-        return "at times that are not known"
+        return "from an unknown time"
     first, last = first.astimezone(zone), last.astimezone(zone)
     same_day = first.date() == last.date()
     return f"from {first:%Y-%m-%d %H:%M:%S} to {last:{'%H:%M:%S' if same_day else '%Y-%m-%d %H:%M:%S'}}"
@@ -112,4 +112,4 @@ def span_text(first_ns: int, last_ns: int, zone: tzinfo) -> str:
 def time_text(at_ns: int, zone: tzinfo) -> str:
     """A time as part of a sentence."""
     moment = moment_of(at_ns)
-    return "at a time that is not known" if moment is None else f"at {moment.astimezone(zone):%Y-%m-%d %H:%M:%S}"
+    return "at an unknown time" if moment is None else f"at {moment.astimezone(zone):%Y-%m-%d %H:%M:%S}"

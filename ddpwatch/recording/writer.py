@@ -318,7 +318,7 @@ class Recorder:
             self._file.put(portion)
         except (sqlite3.Error, OSError) as error:
             self.reason = getattr(error, "strerror", None) or str(error)
-            self._report_error(f"cannot write {self.path}: {self.reason}; watching goes on, writing is tried again")
+            self._report_error(f"cannot write {self.path}: {self.reason}; retrying, and watching continues")
             return False
         except Exception as error:  # noqa: BLE001 - a thread that dies silently would lose all that follows
             self.dropped_frames += portion.frames
@@ -330,9 +330,9 @@ class Recorder:
             # Readers can restart after the gap from a checkpoint.
             self.checkpoint_soon()
         if self.write_error:
-            lost = f"; {self.dropped_frames} frames could not be kept" if self.dropped_frames else "; nothing was lost"
+            lost = f"; {self.dropped_frames} frames were lost" if self.dropped_frames else "; nothing was lost"
             self.write_error = ""
-            self._say(f"{self.path} is written again{lost}")
+            self._say(f"writing {self.path} works again{lost}")
         return True
 
     def _report_error(self, text: str) -> None:

@@ -50,7 +50,7 @@ class LogFrames:
             # A frame without a file reports that logs are watched, and which of them cannot be.
             texts = self._tail.errors[self._reported or 0 :]
             if self._reported is None and (older := self._tail.older):
-                end = "its end, as it was" if older == 1 else "their end, as they were"
+                end = "its end, because it was" if older == 1 else "their end, because they were"
                 texts = [f"{plural(older, 'file')} followed from {end} written before the run", *texts]
             if self._reported is None and not self._tail.sources:
                 texts = [*texts, f"no file matches {' or '.join(self._globs)} yet"]

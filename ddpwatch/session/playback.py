@@ -14,6 +14,7 @@ from ddpwatch.core.alerts.recorded import RecordedAlerts
 from ddpwatch.core.limits import DEFAULTS, Limits
 from ddpwatch.core.metrics.window import older_may_count
 from ddpwatch.core.monitor import Monitor
+from ddpwatch.core.units import plural
 from ddpwatch.recording.alerts import Opened, opened_alerts
 from ddpwatch.recording.replay import Pace, Reel, Replay, Span
 from ddpwatch.recording.steps import WholeRun
@@ -157,13 +158,13 @@ class Playback:
                 return reel.at(passed_ns)
             return reel.clamp(parse_clock(text, reel.spans[0].first_ns, reel.spans[-1].last_ns, zone, near_ns))
         except NoMoment as error:
-            raise NoMoment(f"{error}; it was recorded {self._covered(zone)}") from None
+            raise NoMoment(f"{error}; the recording is {self._covered(zone)}") from None
 
     def before_alert(self, number: int, before_ns: int, zone: tzinfo) -> int:
         """The moment `before_ns` before alert `number` opened, but not before the first sight; raises `NoMoment`."""
         if not 1 <= number <= len(self.opened):
-            there = f"there are {len(self.opened)}" if self.opened else "there is none"
-            raise NoMoment(f"{there} in what was recorded {self._covered(zone)}")
+            there = f"only {plural(len(self.opened), 'alert')}" if self.opened else "no alert"
+            raise NoMoment(f"{there} in the recording, {self._covered(zone)}")
         at_ns = self.opened[number - 1].at_ns
         return self.reel.clamp(max(at_ns - before_ns, self._sight_ns(self.reel.place(at_ns))))
 

@@ -52,10 +52,10 @@ _MONITOR_EVENT: Final = struct.Struct("=Hi")
 
 NOT_LET_IN: Final = "does not accept the key"
 NO_ANSWER: Final = "does not answer at"
-OTHER_KEY: Final = "is not who this ticket is for: it has another key, or something else listens there"
+OTHER_KEY: Final = "has another key than this ticket, or another program listens there"
 
 
-BAD_KEY: Final = "the viewers' key in the ticket is no CURVE key"
+BAD_KEY: Final = "the viewer key in the ticket is not a CURVE key"
 
 
 class UnreachableError(Exception):
@@ -98,7 +98,7 @@ class Connections:
                 self._connect_there(socket, address, endpoint.server_key, endpoint.host)
         except (zmq.ZMQError, ValueError) as error:
             reason = error.strerror if isinstance(error, zmq.ZMQError) else f"its key {error}"
-            raise UnreachableError(f"has an address that cannot be used: {reason}") from None
+            raise UnreachableError(f"has an unusable address: {reason}") from None
         return address
 
     def is_here(self, endpoint: Endpoint) -> bool:
@@ -112,11 +112,11 @@ class Connections:
         if not address.startswith("tcp://"):
             raise UnreachableError(f"is on host {host} and does not listen on TCP")
         if not server_key or not self._viewer_secret_key:
-            raise UnreachableError("listens on TCP, and its key is not in the ticket")
+            raise UnreachableError("listens on TCP, but its key is not in the ticket")
         if not encryption.available():
-            raise UnreachableError("listens on TCP, and this libzmq was built without CURVE")
+            raise UnreachableError("listens on TCP, but this libzmq was built without CURVE encryption")
         if not encryption.is_secret_key(self._viewer_secret_key):
-            raise UnreachableError(f"listens on TCP, and {BAD_KEY}")
+            raise UnreachableError(f"listens on TCP, but {BAD_KEY}")
         encryption.connect(socket, address, server_key, self._viewer_secret_key)
 
 
@@ -196,8 +196,8 @@ def probe(run: RunFile, timeout_s: float = PROBE_S) -> None:
     if refused:
         where, why = next(iter(refused.items()))
         problem = BAD_KEY if why.endswith(BAD_KEY) else f"{where} {why}"
-        new = "(ddpwatch ticket) on its hosts" if run.relay is None else "from where `ddpwatch relay` runs"
+        new = "with `ddpwatch ticket` on its hosts" if run.relay is None else "from the host of `ddpwatch relay`"
         raise AccessRefused(f"{name} cannot be watched: {problem}; get a new ticket {new}")
     where = ", ".join(sorted(tried)[:3]) or "any address"
     silent = f"no rank of {name} answers" if run.relay is None else f"the relay of {name} does not answer"
-    raise NoSuchRun(f"{silent} at {where}: it has ended, or this host cannot reach it")
+    raise NoSuchRun(f"{silent} at {where}: the run has ended, or this host cannot reach it")

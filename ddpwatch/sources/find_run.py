@@ -74,7 +74,7 @@ def find(selector: str | None) -> RunFile:
         which = "several runs are live" if selector is None else f"several runs match {selector!r}"
         names = {run.name for run in matching}
         by = "id or name" if len(names) == len(matching) and selector not in names else "id"
-        raise UsageError(f"{which}: {_listed(matching)}; name one by its {by}")
+        raise UsageError(f"{which}: {_listed(matching)}; choose one by its {by}")
     if not runs:
         raise NoSuchRun(no_run_text(), NO_RUN_CHECKS)
     raise NoSuchRun(f"no run matches {selector!r}; live runs: {_listed(runs)}")

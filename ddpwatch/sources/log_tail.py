@@ -198,7 +198,7 @@ class Tail:
         try:
             lines = file.read(most_bytes)
         except OSError as error:
-            self._report(path, f"{path} cannot be read any more: {error.strerror}")
+            self._report(path, f"{path} cannot be read anymore: {error.strerror}")
             self._leave(file)
             return 0
         read_bytes = max(0, file.offset - before)
@@ -217,7 +217,7 @@ class Tail:
             # Checked before opening, because opening a device may have side effects.
             mode = os.stat(path).st_mode  # noqa: PTH116 - as everywhere here: one call, one answer
             if not stat.S_ISREG(mode):
-                self._report(path, f"{path} is {_name_of(mode)}; only files are read")
+                self._report(path, f"{path} is {_name_of(mode)}; only regular files are read")
                 return None
             # O_NONBLOCK: if it has become a pipe meanwhile, opening does not wait for a writer.
             fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)

@@ -264,5 +264,5 @@ def _goodbye_of(endpoint: Endpoint) -> Bye:
     with contextlib.suppress(WireError):
         if messages and isinstance(bye := decode(messages), Bye):
             return structs.replace(bye, rank=endpoint.rank, seq=0)
-    text = "It left in order before it could be heard."
+    text = "It exited cleanly before its goodbye was received."
     return Bye(rank=endpoint.rank, seq=0, reason="closed", text=text, mono_ns=0)

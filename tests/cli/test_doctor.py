@@ -33,7 +33,7 @@ def test_live_runs_and_garbage_are_named(ddpwatch, run_dir):
         done = ddpwatch("doctor")
 
     assert done.returncode == 0
-    assert f"{run_dir / 'leftover'} is no run directory" in done.stdout
+    assert f"{run_dir / 'leftover'} is not a run directory" in done.stdout
     assert f"{run_dir / 'broken' / 'run.json'} cannot be read" in done.stdout
     assert "ab12cd34 (train), 2 of 2 ranks alive" in done.stdout
 
@@ -54,7 +54,7 @@ def test_a_run_directory_with_too_long_a_path_is_bad(ddpwatch, run_dir):
     done = ddpwatch("doctor", "--json", DDPWATCH_RUN_DIR=str(long_path))
 
     assert done.returncode == 1
-    assert "too long for a socket" in checks_of(done)["run directory"][1]
+    assert "too long for a Unix socket" in checks_of(done)["run directory"][1]
 
 
 @pytest.mark.parametrize(

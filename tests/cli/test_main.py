@@ -118,7 +118,7 @@ def test_a_run_directory_open_to_others_is_refused_in_one_line(started_ddpwatch,
     done = started_ddpwatch(command)
 
     assert done.returncode == 1
-    assert done.stderr.startswith(f"ddpwatch: others may enter the run directory {run_dir}; ")
+    assert done.stderr.startswith(f"ddpwatch: the run directory {run_dir} is open to other users; ")
     assert done.stderr.count("\n") == 1
 
 

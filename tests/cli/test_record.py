@@ -193,9 +193,9 @@ def test_where_no_run_starts_no_file_is_left(ddpwatch, file):
     ("arguments", "words"),
     [
         (["record", "-o", "{folder}"], "is a directory"),
-        (["record", "-o", "{folder}/nosuch/x.ddpw"], "cannot make"),
-        (["record", "-o", "{folder}/text"], "is no recording of ddpwatch"),
-        (["record", "-o", "{folder}/fifo"], "is no regular file"),
+        (["record", "-o", "{folder}/nosuch/x.ddpw"], "cannot create"),
+        (["record", "-o", "{folder}/text"], "is not a ddpwatch recording"),
+        (["record", "-o", "{folder}/fifo"], "is not a regular file"),
         (["record", "-o", "{folder}/busy"], "is being written by process {pid}"),
         (["watch", "--record", "{folder}/busy"], "is being written by process {pid}"),
         (["record", "-o", "-"], "cannot go to stdout"),

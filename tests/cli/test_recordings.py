@@ -97,23 +97,23 @@ def test_reading_much_shows_how_far_it_is_on_stderr(in_process, recordings, monk
 @pytest.mark.parametrize(
     ("arguments", "code", "says"),
     [
-        (["export", "{}/none.ddpw", "--to", "csv"], 3, "there is no such file"),
+        (["export", "{}/none.ddpw", "--to", "csv"], 3, "no such file"),
         (["export", "{}", "--to", "csv"], 2, "a directory"),
         (["export", "{}/two.ddpw", "--to", "xml"], 2, "xml"),
         (["export", "{}/two.ddpw"], 2, "--to"),
         (["export", "{}/two.ddpw", "--to", "csv", "--attempt", "7", "-o", "-"], 2, "no attempt 7"),
-        (["export", "{}/two.ddpw", "--to", "csv", "--steps", "9-3", "-o", "-"], 2, "no range of steps"),
+        (["export", "{}/two.ddpw", "--to", "csv", "--steps", "9-3", "-o", "-"], 2, "not a range of steps"),
         (["export", "{}/two.ddpw", "--to", "csv", "--steps", "900-", "-o", "-"], 2, "no step of 900- in the recording"),
         (
             ["export", "{}/two.ddpw", "--to", "json", "-o", "{}/no/where.json"],
             2,
-            "cannot write {0}/no/where.json: there is no directory {0}/no",
+            "cannot write {0}/no/where.json: no directory {0}/no",
         ),
         (["report", "{}/two.ddpw", "-o", "{}/no/where.html"], 2, "no directory {}/no"),
-        (["export", "{}/two.ddpw", "--to", "json", "-o", "{}/two.ddpw/x"], 2, "there is no directory {}/two.ddpw"),
+        (["export", "{}/two.ddpw", "--to", "json", "-o", "{}/two.ddpw/x"], 2, "no directory {}/two.ddpw"),
         (["export", "{}/two.ddpw", "--to", "csv", "-o", "/proc/x.csv"], 1, "cannot use /proc/x.csv: "),
         (["report", "{}/two.ddpw", "-o", "/proc/x.html"], 1, "cannot use /proc/x.html: "),
-        (["compare", "{}/two.ddpw", "{}/none.ddpw"], 3, "there is no such file"),
+        (["compare", "{}/two.ddpw", "{}/none.ddpw"], 3, "no such file"),
         (["compare", "{}/two.ddpw", "{}/empty.ddpw"], 2, "nothing to compare"),
         (["compare", "{}/two.ddpw", "{}/first.ddpw"], 2, "has no step after the first"),
         (["compare", "{}/two.ddpw", "{}/again.ddpw", "--max-slowdown", "0.05"], 2, "such as 5%"),
@@ -122,7 +122,7 @@ def test_reading_much_shows_how_far_it_is_on_stderr(in_process, recordings, monk
         (["compare", "{}/two.ddpw", "{}/again.ddpw", "--baseline", "{}/nothing.ddpw"], 2, "has no finished step"),
         (["status", "--baseline", "{}/two.ddpw"], 2, "in one process"),
         (["report", "{}/two.ddpw", "-o", "{}/r.html", "--baseline", "{}/two.ddpw"], 2, "in one process"),
-        (["attach", "--baseline", "{}/none.ddpw"], 3, "there is no such file"),
+        (["attach", "--baseline", "{}/none.ddpw"], 3, "no such file"),
     ],
 )
 def test_an_error_is_one_line(in_process, recordings, arguments, code, says):
@@ -135,7 +135,7 @@ def test_steps_that_are_not_there_are_refused_and_leave_no_file(in_process, reco
     out = tmp_path / "out"
     arguments = ["export", str(recordings / "two.ddpw"), "--to", kind, "-o", str(out), "--steps"]
 
-    assert "no step of 900-1000 in the recording, it has 0-79" in refused(in_process(*arguments, "900-1000"), 2)
+    assert "no step of 900-1000 in the recording, which has 0-79" in refused(in_process(*arguments, "900-1000"), 2)
     assert "no step of 80 in the recording" in refused(in_process(*arguments, "80"), 2)
     assert list(tmp_path.iterdir()) == []
     assert in_process(*arguments, "79-1000").returncode == 0

@@ -127,9 +127,9 @@ def test_json_is_the_object_of_the_status(path, capsys):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("--at", "03:41"), "--at 03:41: nothing was recorded at 03:41; it was recorded from 2026-09-21 14:13:20 to"),
-        (("--at", "soon"), "'soon' is no moment such as 03:41"),
-        (("--from-alert", "9"), "--from-alert 9: there are 3 in what was recorded from 2026-09-21 14:13:20 to"),
+        (("--at", "03:41"), "--at 03:41: nothing was recorded at 03:41; the recording is from 2026-09-21 14:13:20 to"),
+        (("--at", "soon"), "'soon' is not a moment such as 03:41"),
+        (("--from-alert", "9"), "--from-alert 9: only 3 alerts in the recording, from 2026-09-21 14:13:20 to"),
         (("--speed", "nan"), "--speed nan is not between 0.01 and 1000"),
         (("--speed", "0"), "--speed 0 is not between"),
         (("--at", "50%", "--from-alert", "1"), "use one of them"),

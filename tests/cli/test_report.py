@@ -126,7 +126,7 @@ def test_in_a_read_only_directory_the_error_explains_what_to_do(in_process, reco
     result = in_process(*command, str(recording), "--attempt", "1")
 
     assert result.returncode == 2
-    assert refusal(result).endswith(f": nothing may be written in {tmp_path}; -o names a file elsewhere")
+    assert refusal(result).endswith(f": {tmp_path} is not writable; choose another place with -o")
 
 
 def test_the_recording_itself_is_never_overwritten(in_process, recording):
@@ -146,10 +146,10 @@ def newer(path):
 
 
 BAD = {
-    "missing": (lambda path: None, 3, "there is no such file"),
+    "missing": (lambda path: None, 3, "no such file"),
     "empty": (lambda path: path.write_bytes(b""), 3, "is empty"),
     "a directory": (lambda path: path.mkdir(), 2, "is a directory"),
-    "a text": (lambda path: path.write_text("hello"), 2, "is no recording of ddpwatch"),
+    "a text": (lambda path: path.write_text("hello"), 2, "is not a ddpwatch recording"),
     "of another program": (not_ours, 2, "another program"),
     "newer": (newer, 2, "newer ddpwatch"),
 }

@@ -242,7 +242,7 @@ def test_control_c_while_waiting_is_quiet(start_ddpwatch, run_dir):
     [
         (["--for", "soon"], 2, "not a duration"),
         (["--fail-on", "anything"], 2, "'anything' is not one of"),
-        (["--webhook", "ftp://user:secret@example.com"], 2, "--webhook: that is no http:// or https:// address"),
+        (["--webhook", "ftp://user:secret@example.com"], 2, "--webhook: not an http:// or https:// URL"),
         (["--limit", "straggler.share"], 2, "RULE.KEY=NUMBER"),
         (["--config", "nosuch.toml"], 2, "--config nosuch.toml: cannot read it: No such file"),
         (["/nosuch/run.json"], 3, "no run at /nosuch/run.json"),

@@ -104,7 +104,7 @@ def test_prometheus_scrapes_a_run_and_the_dashboard_has_something_to_show(pool, 
         running(*command, cwd=ROOT, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True) as monitor,
     ):
         said = ""
-        while "metrics are at" not in said:
+        while "serving metrics at" not in said:
             said = monitor.stderr.readline()
             assert said, "it has ended"
         target = said.removesuffix("/metrics\n").rpartition("/")[2]

@@ -58,9 +58,9 @@ def test_a_keyboard_interrupt_inside_a_hook_is_the_users_and_passes(pool):
     assert pool.run(interrupted, 2) == [True, True]
 
 
-@pytest.mark.parametrize("obstacle", ["a file in its place", "open to others", "too long for a socket"])
+@pytest.mark.parametrize("obstacle", ["a file in its place", "open to others", "too long for a Unix socket"])
 def test_a_run_directory_that_cannot_be_used_is_named_and_training_goes_on(pool, expected, run_dir, obstacle):
-    base = run_dir / ("x" * 100 if obstacle == "too long for a socket" else "x")
+    base = run_dir / ("x" * 100 if obstacle == "too long for a Unix socket" else "x")
     if obstacle == "a file in its place":
         base.write_text("mine")
     if obstacle == "open to others":

@@ -173,14 +173,14 @@ def test_a_disk_that_is_full_is_said_once_and_recording_goes_on_when_there_is_ro
                 said.seek(0)
                 return said.read()
 
-            wait_for(lambda: "full; watching goes on" in words())
+            wait_for(lambda: "full; retrying" in words())
             stuck = written(file)
             filler.unlink()
             wait_for(lambda: "is written again; nothing was lost" in words())
             wait_for(lambda: written(file) > stuck)
             child.send_signal(signal.SIGTERM)
             assert child.wait(60) == 130
-            assert words().count("full; watching goes on") == 1
+            assert words().count("full; retrying") == 1
         with closing(Recording(file)) as recorded:
             positions = [entry.position for entry in recorded.entries(recorded.attempts[0])]
             assert recorded.damaged == 0

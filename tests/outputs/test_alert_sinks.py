@@ -116,7 +116,7 @@ def test_a_server_error_is_retried_twice_and_reported_once(start, said, hurried)
         assert sink.close(GIVE_UP_S) == 2
 
     assert len(running.posts) == 6
-    assert said == [f"webhook {address(running, '')} failed: the answer was HTTP 500 (3 tries)"]
+    assert said == [f"webhook {address(running, '')} failed: HTTP status 500 (3 tries)"]
 
 
 def test_a_server_that_recovers_gets_its_event(start, said, hurried):
@@ -165,7 +165,7 @@ def test_a_redirect_is_not_followed(start, said, hurried):
         assert sink.close(GIVE_UP_S) == 1
 
     assert other.posts == []
-    assert "HTTP 302" in said[0]
+    assert "HTTP status 302" in said[0]
 
 
 def test_a_response_other_than_http_is_a_failure_that_quotes_nothing(start, said, hurried):
@@ -174,7 +174,7 @@ def test_a_response_other_than_http_is_a_failure_that_quotes_nothing(start, said
         sink.put(make_event())
         assert sink.close(GIVE_UP_S) == 1
 
-    assert said == [f"webhook {address(running, '')} failed: no usable answer (BadStatusLine) (3 tries)"]
+    assert said == [f"webhook {address(running, '')} failed: invalid response (BadStatusLine) (3 tries)"]
 
 
 def test_secrets_of_an_address_are_sent_and_never_shown(start, said, hurried):
@@ -198,7 +198,7 @@ def test_secrets_of_an_address_are_sent_and_never_shown(start, said, hurried):
      "http://h:99999/", "http://[::1", "javascript:1", "http://a b/", "http://a\n/", "HTTPS", "http://ä.example/"],
 )  # fmt: skip
 def test_an_invalid_web_address_is_refused_without_quoting_it(url):
-    with pytest.raises(UsageError, match=r"^--webhook: that is no http:// or https:// address$"):
+    with pytest.raises(UsageError, match=r"^--webhook: not an http:// or https:// URL$"):
         Webhook(url)
 
 
@@ -217,7 +217,7 @@ def test_a_command_gets_the_event_on_stdin_and_the_facts_in_its_environment(star
 
 @pytest.mark.parametrize(
     ("command", "reason"),
-    [("exit 3", "exit code 3"), ("kill -9 $$", "ended by signal 9"), ("nosuch 2>&-", "exit code 127")],
+    [("exit 3", "exit code 3"), ("kill -9 $$", "killed by signal 9"), ("nosuch 2>&-", "exit code 127")],
 )
 def test_a_failing_command_is_reported_once(start, said, command, reason):
     sink = start(Command(command))
@@ -236,7 +236,7 @@ def test_a_hanging_command_is_killed_with_its_children(start, said, tmp_path, mo
     sink.put(make_event())
 
     assert sink.close(GIVE_UP_S) == 1
-    assert said == ["--exec failed: no end after 0.5 s, killed"]
+    assert said == ["--exec failed: killed after 0.5 s"]
     shell, grandchild = map(int, pids.read_text().split())
     assert not psutil.pid_exists(shell), "not reaped"
     wait_until(lambda: _has_ended(grandchild))

@@ -157,7 +157,7 @@ def test_ranges_of_steps_are_parsed(text, span):
 
 @pytest.mark.parametrize("text", ["", "x", "9-3", "1-2-3", "-1-4", "1.5"])
 def test_an_invalid_range_is_refused(text):
-    with pytest.raises(UsageError, match="is no range of steps"):
+    with pytest.raises(UsageError, match="is not a range of steps"):
         steps_of(text)
 
 
@@ -190,7 +190,7 @@ def test_the_json_and_the_report_have_the_same_figures(request, which):
         report = gather(recorded, recorded.attempts[-1])
     tiles = key_figures(report).body
 
-    assert f"{steps['count']} of them measured" in tiles
+    assert f"{steps['count']} measured" in tiles
     assert f"{ms(steps['step_ms'] * 1e6)} ms" in tiles
     assert f"p99 {ms(steps['step_p99_ms'] * 1e6)} ms" in tiles
     assert f">{count(steps['samples_per_s'])}<" in tiles
@@ -436,7 +436,7 @@ def test_a_read_only_directory_is_a_usage_error_that_names_the_option(tmp_path, 
     target = tmp_path / "out.html"
     monkeypatch.setattr(Path, "open", refusing(number))
     monkeypatch.setattr(Path, "unlink", refusing(number))
-    said = f"cannot write {target}: nothing may be written in {tmp_path}"
+    said = f"cannot write {target}: {tmp_path} is not writable"
     with pytest.raises(UsageError, match=said), atomic_output(target, tmp_path / "run.ddpw", force=False):
         pass
 

@@ -419,7 +419,7 @@ def test_a_port_in_use_is_one_line_and_exit_code_2(run_main):
 
     assert exit_code == 2
     assert said == (
-        f"ddpwatch: --prometheus {exporter.address}: cannot listen there: address already in use;"
+        f"ddpwatch: --prometheus {exporter.address}: cannot listen: address already in use;"
         " choose another address or port\n"
     )
 
@@ -440,7 +440,7 @@ def test_the_address_of_the_metrics_is_printed_with_a_warning_if_public(run_main
 
     assert exit_code == 3
     assert re.fullmatch(r"serving metrics at http://[\d.]+:\d+/metrics", where)
-    assert any("warning: whoever reaches 0.0.0.0:" in line for line in more) == warns
+    assert any("warning: anyone who can reach 0.0.0.0:" in line for line in more) == warns
     assert threading.active_count() == threads
 
 

@@ -91,8 +91,8 @@ def test_a_hung_step_is_named_wherever_its_cost_is(stuck):
     once = r"hung for 6\.0 s at step 30"
 
     assert re.search(rf"The job {once}, waiting for rank 1, which cost \d+% of the whole run", reported)
-    assert re.search(rf"Who cost how much.* rank 1 .* other +{once} ", reported, re.DOTALL)
-    assert re.search(r"stood still +6\.0 s +step 30 took 6\.0 s, waiting for rank 1", reported)
+    assert re.search(rf"Straggler cost.* rank 1 .* other +{once} ", reported, re.DOTALL)
+    assert re.search(r"hung steps +6\.0 s +step 30 took 6\.0 s, waiting for rank 1", reported)
     assert "slow in" not in reported
 
 
@@ -136,7 +136,7 @@ def test_an_earlier_attempt_of_another_run_is_named(tmp_path):
 
 def test_a_recording_without_its_log_says_that_its_newest_part_may_be_missing(tmp_path):
     path = record(tmp_path / "run.ddpw", measured(Scenario(2, steps=30)), 2)
-    missing = "its newest part may be missing"
+    missing = "the newest data may be lost"
     assert missing not in page(read(path))
     with closing(sqlite3.connect(path)) as database, database:
         # As left by a recorder that was killed.
@@ -145,7 +145,7 @@ def test_a_recording_without_its_log_says_that_its_newest_part_may_be_missing(tm
         file.seek(18)
         file.write(b"\x02\x02")
 
-    assert f"run.ddpw-wal was not beside it: {missing}" in page(read(path))
+    assert f"run.ddpw-wal is missing: {missing}" in page(read(path))
 
 
 def test_a_simulated_run_is_marked(tmp_path):
@@ -166,7 +166,7 @@ def test_ranks_with_implausible_figures_are_named_as_left_out(tmp_path):
 
     assert lied.implausible == (3,)
     assert lied.aggregate.step_ns(0.5) == pytest.approx(30e6, rel=0.01)
-    assert "Figures of rank 3 cannot be true" in page(lied)
+    assert "Implausible figures of rank 3 were left out" in page(lied)
 
 
 def test_the_table_over_time_ends_with_the_last_step(tmp_path):

@@ -238,11 +238,11 @@ def test_recording_into_a_damaged_file_works_or_is_refused_with_a_reason(path, f
 @pytest.mark.parametrize(
     ("make", "kind", "words"),
     [
-        (lambda path: None, NoRecording, "there is no such file"),
+        (lambda path: None, NoRecording, "no such file"),
         (lambda path: path.touch(), NoRecording, "is empty"),
         (lambda path: path.mkdir(), Unreadable, "is a directory"),
-        (os.mkfifo, Unreadable, "is no regular file"),
-        (lambda path: path.write_text("step,loss\n1,2\n" * 50), Unreadable, "is no recording of ddpwatch"),
+        (os.mkfifo, Unreadable, "is not a regular file"),
+        (lambda path: path.write_text("step,loss\n1,2\n" * 50), Unreadable, "is not a ddpwatch recording"),
         (lambda path: path.write_bytes(b"SQLite format 3\0"), NoRecording, "ends before anything was recorded"),
         (lambda path: changed(path, ("CREATE TABLE t (a)",)), Unreadable, "of another program"),
     ],
@@ -288,7 +288,7 @@ def test_a_damaged_header_is_recovered_and_all_rows_are_read(path, finished, at,
 def test_a_copy_without_its_wal_names_the_missing_file(path, unfinished):
     path.write_bytes(unfinished[0])
 
-    with pytest.raises(NoRecording, match=r"nothing was recorded in .*, or what was is in run.ddpw-wal, which is not"):
+    with pytest.raises(NoRecording, match=r"nothing was recorded in .*, or it is in run.ddpw-wal, which is missing"):
         Recording(path)
     assert lacks_wal(path)
     assert [each.name for each in path.parent.iterdir()] == ["run.ddpw"]
@@ -314,7 +314,7 @@ def test_a_file_read_while_its_recorder_closed_it_is_complete(path):
 
 
 def test_a_recorder_that_waits_for_a_run_is_named(path):
-    with closing(Recorder(path)), pytest.raises(NoRecording, match=f"yet: process {os.getpid()} waits for a run"):
+    with closing(Recorder(path)), pytest.raises(NoRecording, match=f"yet: process {os.getpid()} is waiting for a run"):
         Recording(path)
 
 

@@ -457,8 +457,8 @@ def test_a_full_disk_is_reported_once_and_the_gap_is_counted(path, recorded, mon
     (attempt,) = recording.attempts
     payloads = [entry.payload for entry in recording.entries(attempt)]
     assert len(said) == 2
-    assert "full; watching goes on" in said[0]
-    assert f"is written again; {recorder.dropped_frames} frames could not be kept" in said[1]
+    assert "full; retrying" in said[0]
+    assert f"works again; {recorder.dropped_frames} frames were lost" in said[1]
     assert recorder.written + recorder.dropped_frames == len(frames)
     assert sum(map(recording.dropped, recording.attempts)) == recorder.dropped_frames
     assert len(payloads) == recorder.written

@@ -104,7 +104,7 @@ def test_watched_and_unreadable_logs_are_reported(tmp_path, logs):
 
     assert shot.watched
     assert shot.entries == ()
-    assert shot.notices[0].endswith("is a directory; only files are read")
+    assert shot.notices[0].endswith("is a directory; only regular files are read")
     assert shot.notices[1].startswith("no file matches ")
     assert not RunState("ab12cd34", "train", 4).logs.snapshot().watched
 
@@ -144,4 +144,4 @@ def test_files_older_than_the_run_are_reported_as_followed_from_their_end(tmp_pa
         state.ingest(frame.payload, frame.received_ns)
     frames.close()
 
-    assert state.logs.notices == ["2 files followed from their end, as they were written before the run"]
+    assert state.logs.notices == ["2 files followed from their end, because they were written before the run"]

@@ -502,7 +502,10 @@ def test_a_time_of_day_is_in_the_given_zone(slow):
     ],
 )
 def test_an_invalid_moment_is_refused_with_the_recorded_span(slow, text):
-    with opened(slow[0]) as playback, pytest.raises(NoMoment, match=r"recorded from 2026-09-21 14:13:2. to 14:13:3"):
+    with (
+        opened(slow[0]) as playback,
+        pytest.raises(NoMoment, match=r"recording is from 2026-09-21 14:13:2. to 14:13:3"),
+    ):
         playback.moment(text, UTC)
 
 
@@ -513,7 +516,7 @@ def test_playback_can_start_before_an_alert(slow):
         # Before that there is nothing to see.
         assert playback.before_alert(1, 3600 * SECOND_NS, UTC) == playback.first_sight_ns > playback.reel.at(0)
         for number in (0, -1, 99):
-            with pytest.raises(NoMoment, match=r"there (is|are) .* recorded from"):
+            with pytest.raises(NoMoment, match=r"only 2 alerts in the recording, from"):
                 playback.before_alert(number, 0, UTC)
 
 

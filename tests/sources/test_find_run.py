@@ -84,7 +84,7 @@ def test_several_matches_name_the_distinguishing_selector(run_dir, names, select
     for number, name in enumerate(names):
         start(run_dir, f"ab{number}2cd34ab12cd34", name)
 
-    with pytest.raises(UsageError, match=f"; name one by its {by}$"):
+    with pytest.raises(UsageError, match=f"; choose one by its {by}$"):
         find(selector)
 
 

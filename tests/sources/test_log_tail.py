@@ -242,7 +242,7 @@ def test_a_read_error_is_reported_once(tmp_path, follow):
     tail = follow("/proc/self/mem", tmp_path / "a.log")
 
     assert [lines.texts for _ in range(3) for lines in tail.poll()] == [["one"]]
-    assert [error.partition(":")[0] for error in tail.errors] == ["/proc/self/mem cannot be read any more"]
+    assert [error.partition(":")[0] for error in tail.errors] == ["/proc/self/mem cannot be read anymore"]
 
 
 def test_a_file_with_two_names_is_read_once(tmp_path, follow):

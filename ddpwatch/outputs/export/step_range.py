@@ -80,7 +80,7 @@ class Exported:
                 yield window
         if self._there is not None and not self.count:
             wanted_steps, there = _span_text(self._first, self._last), _span_text(*self._there)
-            raise UsageError(f"no step of {wanted_steps} in the recording, it has {there}")
+            raise UsageError(f"no step of {wanted_steps} in the recording, which has {there}")
 
 
 def _span_text(first: int, last: int) -> str:
@@ -95,5 +95,5 @@ def steps_of(text: str) -> tuple[int, int]:
     except ValueError:
         span = (0, -1)
     if not 0 <= span[0] <= span[1] <= LAST_STEP:
-        raise UsageError(f"{text!r} is no range of steps such as 100-200, 100- or -200")
+        raise UsageError(f"{text!r} is not a range of steps such as 100-200, 100- or -200")
     return span

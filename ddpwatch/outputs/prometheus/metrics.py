@@ -170,7 +170,7 @@ def of_gpus(get: Callable[[Gpu], float | None]) -> Reader:
 
 
 def gpu_info(sample: RunSample) -> Readings:
-    """Name and UUID of each GPU."""
+    """Name and UUID of a GPU."""
     return [((*labels, gpu.name, gpu.uuid), 1) for labels, gpu in _gpus(sample, sample.ranks)]
 
 
@@ -237,8 +237,8 @@ def scaled(value: float | None, factor: float) -> float | None:
     return None if value is None else value * factor
 
 
-_MANY: Final = f" Above {MAX_RANKS} ranks only of the worst {WORST_RANKS}."
-_MEDIAN: Final = "median of the last steps that all ranks have finished"
+_MANY: Final = f" In runs of more than {MAX_RANKS} ranks, only for the worst {WORST_RANKS}."
+_MEDIAN: Final = "median of the last steps that all ranks finished"
 
 
 @dataclass(frozen=True)
@@ -278,83 +278,82 @@ def _series(metric: Metric, sample: RunSample) -> dict[tuple[str, ...], float]:
     return series
 
 
-BUILD_INFO: Final = Metric(
-    "ddpwatch_build_info", "The ddpwatch that watches.", lambda _: [((VERSION,), 1)], ("version",)
-)
+BUILD_INFO: Final = Metric("ddpwatch_build_info", "Version of ddpwatch.", lambda _: [((VERSION,), 1)], ("version",))
 METRICS: Final = (
     BUILD_INFO,
-    Metric("ddpwatch_run_info", "The run that is watched.", run_info, ("run", "name", "backend")),
-    Metric("ddpwatch_run_state", "1 for the state that the run is in.",
+    Metric("ddpwatch_run_info", "Identity of the run.", run_info, ("run", "name", "backend")),
+    Metric("ddpwatch_run_state", "1 for the current state of the run, 0 for the others.",
            of_states(get_args(RunCondition), lambda sample, state: sample.state.run_condition() == state), ("state",)),
-    Metric("ddpwatch_world_size", "Ranks of the job.", of_run(lambda sample: sample.state.world_size)),
-    Metric("ddpwatch_hosts", "Hosts that its ranks run on.", of_run(lambda sample: sample.state.host_count)),
+    Metric("ddpwatch_world_size", "Number of ranks.", of_run(lambda sample: sample.state.world_size)),
+    Metric("ddpwatch_hosts", "Number of hosts.", of_run(lambda sample: sample.state.host_count)),
     Metric("ddpwatch_ranks",
-           "Ranks by state: missing were never heard, silent no longer, lost are gone without a word.",
+           "Ranks by state: missing = never received, silent = no heartbeat, lost = exited without a goodbye.",
            of_states(get_args(Condition), lambda sample, state: Counter[str](sample.conditions.values())[state]),
            ("state",)),
-    Metric("ddpwatch_steps_total", "Steps done by the furthest rank.", of_run(lambda sample: sample.state.step)),
-    Metric("ddpwatch_window_steps", "Steps that the figures stand on.", of_figures(lambda found: found.steps)),
-    Metric("ddpwatch_step_seconds", f"Time of a step: {_MEDIAN}.", of_figures(lambda found: seconds(found.step_ns))),
-    Metric("ddpwatch_samples_per_second", "Samples of all ranks.", of_figures(lambda found: found.samples_per_s)),
-    Metric("ddpwatch_effective_batch_samples", "Samples of all ranks in one step, accumulation included.",
+    Metric("ddpwatch_steps_total", "Highest step count of any rank.", of_run(lambda sample: sample.state.step)),
+    Metric("ddpwatch_window_steps", "Steps in the window of the figures.", of_figures(lambda found: found.steps)),
+    Metric("ddpwatch_step_seconds", f"Step time: {_MEDIAN}.", of_figures(lambda found: seconds(found.step_ns))),
+    Metric("ddpwatch_samples_per_second", "Throughput of all ranks.", of_figures(lambda found: found.samples_per_s)),
+    Metric("ddpwatch_effective_batch_samples",
+           "Effective batch size: samples of all ranks per step, with gradient accumulation.",
            of_figures(lambda found: found.effective_batch)),
-    Metric("ddpwatch_allreduce_ratio", "Share of the step that is exposed communication, wire and waiting together.",
+    Metric("ddpwatch_allreduce_ratio", "Exposed communication as a fraction of the step, wire and wait together.",
            all_reduce),
     Metric("ddpwatch_allreduce_share_ratio",
-           "Share of the step that the network costs (wire), and that ranks wait for slower ones (wait).",
+           "Fraction of the step spent on the network (wire), and waiting for slower ranks (wait).",
            shares, ("part",)),
-    Metric("ddpwatch_allreduce_overlap_ratio", "Part of the gradient all-reduce that is hidden behind computing.",
+    Metric("ddpwatch_allreduce_overlap_ratio", "Fraction of the gradient all-reduce that overlaps with computation.",
            of_figures(lambda found: found.overlap)),
-    Metric("ddpwatch_alerts_open", "Alerts that are open.", open_alerts, ("rule", "severity")),
-    Metric("ddpwatch_alerts_opened_total", "Alerts that were opened since watching began.",
+    Metric("ddpwatch_alerts_open", "Open alerts.", open_alerts, ("rule", "severity")),
+    Metric("ddpwatch_alerts_opened_total", "Alerts opened since ddpwatch began to watch.",
            lambda sample: [((detector.rule,), sample.opened[detector.rule]) for detector in DETECTORS], ("rule",)),
     Metric("ddpwatch_lost_messages",
-           "Messages of all ranks that did not arrive; one that comes late is taken off again.",
+           "Messages of all ranks that did not arrive; late arrivals are subtracted.",
            of_run(lambda sample: sum(max(rank.lost, 0) for rank in sample.state.ranks.values()))),
-    Metric("ddpwatch_unusable_frames_total", "Frames and steps that could not be used.",
+    Metric("ddpwatch_unusable_frames_total", "Frames and steps that could not be decoded or were implausible.",
            of_run(lambda sample: sample.state.bad + sample.state.unknown)),
     Metric("ddpwatch_agent_dropped_records_total",
-           "Records that agents overwrote before they could send them, all ranks together.",
+           "Records that agents overwrote before sending them, sum of all ranks.",
            sum_of_beats(lambda beat: beat.dropped)),
     Metric("ddpwatch_agent_hook_seconds_total",
-           "Time of ddpwatch's hooks on the training threads, all ranks together, estimated.",
+           "Estimated time of ddpwatch's hooks on the training threads, sum of all ranks.",
            sum_of_beats(lambda beat: beat.hook_ns / 1e9)),
-    Metric("ddpwatch_agent_cpu_seconds_total", "CPU time of the agents' own threads, all ranks together.",
+    Metric("ddpwatch_agent_cpu_seconds_total", "CPU time of the agents' threads, sum of all ranks.",
            sum_of_beats(lambda beat: beat.agent_cpu_ns / 1e9)),
-    Metric("ddpwatch_ranks_self_seconds", "Own work in a step over all ranks.",
+    Metric("ddpwatch_ranks_self_seconds", "Self time per step over all ranks.",
            over_ranks(lambda found: seconds(found.self_ns)), ("stat",)),
-    Metric("ddpwatch_ranks_wait_seconds", "Waiting for slower ranks in a step over all ranks.",
+    Metric("ddpwatch_ranks_wait_seconds", "Time per step spent waiting for slower ranks, over all ranks.",
            over_ranks(lambda found: seconds(found.wait_ns)), ("stat",)),
     Metric("ddpwatch_ranks_phase_seconds", "Time in each phase over all ranks.", phases_over_ranks, ("phase", "stat")),
-    Metric("ddpwatch_ranks_gpu_utilization_ratio", "GPU utilisation over all ranks.", gpus_over_ranks, ("stat",)),
-    _rank_metric("ddpwatch_rank_up", "Whether the rank gives signs of life.",
+    Metric("ddpwatch_ranks_gpu_utilization_ratio", "GPU utilization over all ranks.", gpus_over_ranks, ("stat",)),
+    _rank_metric("ddpwatch_rank_up", "Whether the rank sends heartbeats.",
                  of_ranks(lambda sample, rank: sample.conditions[rank.rank] in ALIVE)),
-    _rank_metric("ddpwatch_rank_steps_total", "Steps done by the rank.", of_ranks(lambda _, rank: rank.step)),
+    _rank_metric("ddpwatch_rank_steps_total", "Steps finished by the rank.", of_ranks(lambda _, rank: rank.step)),
     _rank_metric("ddpwatch_rank_self_seconds",
-                 f"Own work of the rank, the step without sync: {_MEDIAN}. Only this shows a slow rank.",
+                 f"Self time: the step without communication, {_MEDIAN}. It shows a slow rank; step times are equal.",
                  of_measured(lambda found: seconds(found.self_ns))),
-    _rank_metric("ddpwatch_rank_wait_seconds", f"Time that the rank waits for slower ones: {_MEDIAN}.",
+    _rank_metric("ddpwatch_rank_wait_seconds", f"Time that the rank waits for slower ranks: {_MEDIAN}.",
                  of_measured(lambda found: seconds(found.wait_ns))),
-    _rank_metric("ddpwatch_rank_phase_seconds", f"Time in each phase: {_MEDIAN}.", phases, "phase"),
+    _rank_metric("ddpwatch_rank_phase_seconds", f"Time in each phase of the step: {_MEDIAN}.", phases, "phase"),
     _rank_metric("ddpwatch_rank_imposed_ratio",
-                 "Part of its time that the job would save, were this rank as fast as the next-slowest.",
+                 "Straggler cost: fraction of the job's time saved if this rank were as fast as the next-slowest.",
                  of_measured(lambda found: found.straggler_cost_share)),
-    _rank_metric("ddpwatch_rank_cpu_ratio", "CPU use of the rank's process; 1 is a core.",
+    _rank_metric("ddpwatch_rank_cpu_ratio", "CPU utilization of the rank's process; 1 is one core.",
                  of_beats(lambda beat: beat.cpu_percent / 100)),
     _rank_metric("ddpwatch_rank_resident_memory_bytes", "Resident memory of the rank's process.",
                  of_beats(lambda beat: beat.rss_bytes or None)),
-    _gpu_metric("ddpwatch_gpu_info", "The GPUs of a rank.", gpu_info, "name", "uuid"),
+    _gpu_metric("ddpwatch_gpu_info", "Name and UUID of a GPU.", gpu_info, "name", "uuid"),
     _gpu_metric("ddpwatch_gpu_utilization_ratio",
-                "Share of the time in which a kernel ran; one that waits in an all-reduce counts.",
+                "Fraction of the time in which a kernel ran, including one that waits in an all-reduce.",
                 of_gpus(lambda gpu: ratio(gpu.util_percent))),
-    _gpu_metric("ddpwatch_gpu_memory_used_bytes", "Memory in use.", of_gpus(lambda gpu: gpu.used_bytes)),
-    _gpu_metric("ddpwatch_gpu_memory_total_bytes", "Memory there is.", of_gpus(lambda gpu: gpu.total_bytes)),
-    _gpu_metric("ddpwatch_gpu_temperature_celsius", "Temperature.", of_gpus(lambda gpu: gpu.temperature_c)),
-    _gpu_metric("ddpwatch_gpu_power_watts", "Power drawn.", of_gpus(lambda gpu: scaled(gpu.power_mw, 1e-3))),
-    _gpu_metric("ddpwatch_gpu_sm_clock_hertz", "Clock of the SMs.", of_gpus(lambda gpu: scaled(gpu.sm_mhz, 1e6))),
-    _gpu_metric("ddpwatch_gpu_throttled", "Whether this reason holds the clocks down.", throttled, "reason"),
-    _gpu_metric("ddpwatch_gpu_uncorrected_ecc_errors_total", "Uncorrected memory errors since the driver was loaded.",
+    _gpu_metric("ddpwatch_gpu_memory_used_bytes", "GPU memory in use.", of_gpus(lambda gpu: gpu.used_bytes)),
+    _gpu_metric("ddpwatch_gpu_memory_total_bytes", "Total GPU memory.", of_gpus(lambda gpu: gpu.total_bytes)),
+    _gpu_metric("ddpwatch_gpu_temperature_celsius", "GPU temperature.", of_gpus(lambda gpu: gpu.temperature_c)),
+    _gpu_metric("ddpwatch_gpu_power_watts", "GPU power draw.", of_gpus(lambda gpu: scaled(gpu.power_mw, 1e-3))),
+    _gpu_metric("ddpwatch_gpu_sm_clock_hertz", "SM clock.", of_gpus(lambda gpu: scaled(gpu.sm_mhz, 1e6))),
+    _gpu_metric("ddpwatch_gpu_throttled", "Whether the GPU is throttled for this reason.", throttled, "reason"),
+    _gpu_metric("ddpwatch_gpu_uncorrected_ecc_errors_total", "Uncorrected ECC errors since the driver was loaded.",
                 of_gpus(lambda gpu: gpu.ecc_uncorrected)),
-    _gpu_metric("ddpwatch_gpu_lost", "Whether it has fallen off the bus.", of_gpus(lambda gpu: gpu.lost)),
+    _gpu_metric("ddpwatch_gpu_lost", "Whether the GPU has fallen off the bus.", of_gpus(lambda gpu: gpu.lost)),
 )  # fmt: skip
 """All metrics, in the order of the exposition."""

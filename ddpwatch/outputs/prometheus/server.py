@@ -42,7 +42,7 @@ def listen(address: str, option: str, backlog: int) -> socket.socket:
     try:
         places = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except (OSError, UnicodeError):
-        raise UsageError(f"{option} {address}: there is no host of that name") from None
+        raise UsageError(f"{option} {address}: unknown host") from None
     family, kind, protocol, _, place = places[0]
     with contextlib.ExitStack() as on_error:
         try:
@@ -53,9 +53,7 @@ def listen(address: str, option: str, backlog: int) -> socket.socket:
             listening.listen(backlog)
         except OSError as error:
             reason = (error.strerror or str(error)).lower()
-            raise UsageError(
-                f"{option} {address}: cannot listen there: {reason}; choose another address or port"
-            ) from None
+            raise UsageError(f"{option} {address}: cannot listen: {reason}; choose another address or port") from None
         listening.setblocking(False)
         on_error.pop_all()
         return listening
@@ -65,7 +63,7 @@ def read_address(address: str, option: str) -> tuple[str, int]:
     """Parse HOST:PORT; errors name the command line option."""
     found = _ADDRESS.fullmatch(address)
     if found is None or int(found["port"]) > 65535:
-        raise UsageError(f"{option} {address}: is no address such as 127.0.0.1:9464 or [::1]:9464")
+        raise UsageError(f"{option} {address}: not an address such as 127.0.0.1:9464 or [::1]:9464")
     return found["v6"] or found["host"], int(found["port"])
 
 

@@ -80,8 +80,8 @@ def phases(bars: Sequence[RankBar]) -> Chart:
         for part in parts
     ]  # fmt: skip
     height = 110 + _BAR_HEIGHT * max(len(bars), 3)
-    layout = {"barmode": "stack", "bargap": 0.25, "xaxis": {"title": {"text": "ms a step"}}, "yaxis": _CATEGORIES}
-    return Chart("phases", "A bar for each rank: the phases of its mean step, in ms.", height, data, layout)
+    layout = {"barmode": "stack", "bargap": 0.25, "xaxis": {"title": {"text": "ms per step"}}, "yaxis": _CATEGORIES}
+    return Chart("phases", "One bar per rank: the phases of its mean step, in ms.", height, data, layout)
 
 
 def all_reduce(aggregate: RunAggregate, limit: float, alerts: Sequence[Alert]) -> Chart:
@@ -101,7 +101,7 @@ def all_reduce(aggregate: RunAggregate, limit: float, alerts: Sequence[Alert]) -
         sync = {"fill": "tozeroy", "fillcolor": "var:sync", "line": {"color": "var:sync"}}
         data = [{**_curve("all-reduce", steps, _shares(share), _mode(steps)), **sync}]
     threshold = {"color": "var:ink", "width": 1.5, "dash": "dash"}
-    name = f"{percent(limit)}: worth a warning"
+    name = f"{percent(limit)}: alert threshold"
     data.append(_curve(name, [steps[0], steps[-1]], [limit * 100] * 2, hoverinfo="skip", line=threshold))
     marks = [alert for alert in alerts if alert.since.step is not None][:MAX_MARKS]
     if marks:
@@ -110,7 +110,7 @@ def all_reduce(aggregate: RunAggregate, limit: float, alerts: Sequence[Alert]) -
         "xaxis": _steps_axis(aggregate), "hovermode": "x unified",
         "yaxis": {"title": {"text": "% of the step"}, "rangemode": "tozero"},
     }  # fmt: skip
-    return Chart("share", "The all-reduce share of the step over time, wire and waiting.", HEIGHT, data, layout)
+    return Chart("share", "All-reduce share of the step over time, wire and waiting.", HEIGHT, data, layout)
 
 
 def step_time(aggregate: RunAggregate) -> Chart:
@@ -172,11 +172,11 @@ def heat_map(aggregate: RunAggregate) -> Chart:
                            [1, "var:heat-4"]],
             "colorbar": {"title": {"text": "% of time"}, "thickness": 10, "len": 1, "outlinewidth": 0,
                          "tick0": 0, "dtick": _tick_interval(rows_height)},
-            "hovertemplate": "%{y}, step %{x}: %{z}% of the time above the middle rank<extra></extra>",
+            "hovertemplate": "%{y}, step %{x}: %{z}% of the step time above the median rank<extra></extra>",
         }
     ]  # fmt: skip
     layout = {"xaxis": _steps_axis(aggregate), "yaxis": _CATEGORIES, "showlegend": False}
-    alt = "Ranks by time: how far the own work of each was above that of the middle rank."
+    alt = "Ranks by time: self time of each above that of the median rank."
     return Chart("map", alt, 110 + rows_height, data, layout)
 
 
@@ -197,10 +197,10 @@ def utilization(
     passed = np.round(passed_s / 60.0 if long else passed_s, 3).tolist()
     band: dict[str, Any] = {"line": {"width": 0}, "connectgaps": True}
     data = [
-        _curve("least", passed, _scaled(low, scale), showlegend=False, hoverinfo="skip", **band),
+        _curve("min", passed, _scaled(low, scale), showlegend=False, hoverinfo="skip", **band),
         _curve(
-            "least to most", passed, _scaled(high, scale), fill="tonexty", fillcolor="var:band",
-            hovertemplate=f"most %{{y:.4g}} {unit}<extra></extra>", **band,
+            "min to max", passed, _scaled(high, scale), fill="tonexty", fillcolor="var:band",
+            hovertemplate=f"max %{{y:.4g}} {unit}<extra></extra>", **band,
         ),
         _curve(
             "mean", passed, _scaled(mean, scale), line=_LINE, connectgaps=True,
@@ -213,7 +213,7 @@ def utilization(
     xaxis = {"title": {"text": "minutes" if long else "seconds"}}
     layout = {"title": {"text": title}, "xaxis": xaxis, "yaxis": yaxis,
               "hovermode": "x unified", "showlegend": False}  # fmt: skip
-    alt = f"{title} over time: the mean, the least and the most of all."
+    alt = f"{title} over time: mean, min and max of all."
     return Chart(f"load-{name.replace('_', '-')}", alt, SMALL_HEIGHT, data, layout)
 
 
@@ -222,7 +222,7 @@ def buckets(timings: Sequence[Timing], backward_ns: int | None) -> Chart:
     shown = [timing for timing in timings if timing.took_ns is not None]
     data = [
         {
-            "type": "bar", "orientation": "h", "name": "under way", "marker": {"color": "var:wire"},
+            "type": "bar", "orientation": "h", "name": "in flight", "marker": {"color": "var:wire"},
             "y": [f"bucket {timing.bucket.index}" for timing in shown],
             "base": [timing.bucket.ready_ns / 1e6 for timing in shown],
             "x": [(timing.took_ns or 0) / 1e6 for timing in shown],
@@ -237,10 +237,10 @@ def buckets(timings: Sequence[Timing], backward_ns: int | None) -> Chart:
         line = {"color": "var:bad", "width": 1, "dash": "dot"}
         ends = {"type": "line", "yref": "paper", "y0": 0, "y1": 1, "x0": backward_ns / 1e6, "x1": backward_ns / 1e6}
         layout["shapes"] = [{**ends, "line": line}]
-        note = {"x": backward_ns / 1e6, "yref": "paper", "y": 1, "yanchor": "bottom", "text": "own backward ends"}
+        note = {"x": backward_ns / 1e6, "yref": "paper", "y": 1, "yanchor": "bottom", "text": "backward ends"}
         layout["annotations"] = [{**note, "showarrow": False}]
     height = 120 + _BAR_HEIGHT * max(len(shown), 3)
-    return Chart("buckets", "When each gradient bucket was under way.", min(height, 700), data, layout)
+    return Chart("buckets", "When each gradient bucket was in flight.", min(height, 700), data, layout)
 
 
 def waterfall(scaling: Scaling) -> Chart:
@@ -255,8 +255,8 @@ def waterfall(scaling: Scaling) -> Chart:
             "totals": {"marker": {"color": "var:backward"}}, "hovertemplate": "%{x}: %{y:.1f}%<extra></extra>",
         }
     ]  # fmt: skip
-    layout = {"yaxis": {"title": {"text": "% of the ideal speed-up"}}, "showlegend": False}
-    return Chart("scaling", "From the ideal speed-up down to what was reached, loss by loss.", HEIGHT, data, layout)
+    layout = {"yaxis": {"title": {"text": "% of the ideal speedup"}}, "showlegend": False}
+    return Chart("scaling", "From the ideal speedup to the speedup reached, loss by loss.", HEIGHT, data, layout)
 
 
 def _centers(aggregate: RunAggregate) -> list[int]:

@@ -85,7 +85,7 @@ def _verdict(report: Report) -> Html:
     found = verdict(report.state, report.outcome, report.aggregate, report.alerts)
     bad_ends = report.earlier_bad_ends[:MAX_BAD_ENDS]
     if more := len(report.earlier_bad_ends) - len(bad_ends):
-        bad_ends = (*bad_ends, f"{plural(more, 'attempt')} before that ended badly, too.")
+        bad_ends = (*bad_ends, f"{plural(more, 'attempt')} before that also ended badly.")
     besides = (h("p", text) for text in (*found.besides, *bad_ends))
     return h("div", h("p", found.text), besides, class_=f"verdict {found.level.value}", id="verdict")
 

@@ -62,7 +62,7 @@ MAX_BUCKETS: Final = 64
 """Max buckets in the table and chart of them."""
 _GIB: Final = float(1 << 30)
 _GPU_CURVES: Final = (
-    ("util_percent", "Utilisation", "%", 1.0, 101.0),
+    ("util_percent", "Utilization", "%", 1.0, 101.0),
     ("used_bytes", "Memory used", "GiB", _GIB, None),
     ("power_mw", "Power", "W", 1e3, None),
     ("temperature_c", "Temperature", "°C", 1.0, None),
@@ -83,13 +83,17 @@ def key_figures(report: Report) -> Section:
     if share is not None and wire is not None:
         parts = "= wire {} + waiting {}".format(*wire_and_waiting(share, wire))
     throughput = figures.samples_per_s
-    each = f"samples/s, {count(throughput / max(state.world_size, 1))} a rank" if throughput else ""
+    each = f"samples/s, {count(throughput / max(state.world_size, 1))} per rank" if throughput else ""
     tiles = [
         ("recorded", duration(report.seconds), ""),
-        ("steps", UNPROVEN if state.step is None else count(state.step), f"{count(figures.steps)} of them measured"),
+        ("steps", UNPROVEN if state.step is None else count(state.step), f"{count(figures.steps)} measured"),
         ("step, median", f"{ms(figures.step_ns())} ms", f"p99 {ms(figures.step_ns(P99))} ms"),
         ("throughput", count(throughput) if throughput else UNPROVEN, each),
-        ("effective batch", count(figures.effective_batch) if figures.effective_batch else UNPROVEN, "samples a step"),
+        (
+            "effective batch",
+            count(figures.effective_batch) if figures.effective_batch else UNPROVEN,
+            "samples per step",
+        ),
         ("ranks × hosts", f"{count(state.world_size)} × {count(state.host_count)}", ""),
     ]
     if state.world_size > 1:
@@ -99,7 +103,7 @@ def key_figures(report: Report) -> Section:
         for_ranks = f"for {ranks_text(hang.ranks)}, " if hang.ranks else ""
         tiles.append(("hung at the end", duration(hang.seconds), for_ranks + spent))
     if hung := figures.hung_steps():
-        tiles.append(("stood still", seconds_text(hung.lost_s), longest_text(hung)))
+        tiles.append(("hung steps", seconds_text(hung.lost_s), longest_text(hung)))
     shown = (h("div", h("dt", name), h("dd", value, h("small", note)), class_="tile") for name, value, note in tiles)
     return Section(h("dl", shown, class_="tiles"))
 
@@ -115,9 +119,9 @@ def phases(report: Report) -> Section:
     chart = charts.phases(bars)
     note = "The mean step of each rank."
     if report.state.world_size > 1:
-        note += " Waiting is time spent for slower ranks; the one that waits least is slowest."
+        note += " Waiting is time spent waiting for slower ranks; the rank that waits least is the slowest."
     if len(report.aggregate.ranks) > MAX_BARS:
-        note += " Of many ranks: the worst, a typical one, and the means of the hosts that work longest."
+        note += " In large runs: the slowest ranks, a typical one, and the means of the slowest hosts."
     figures = figure(chart, table(["", "step ms", *parts], rows, numbers=range(1, len(parts) + 2)))
     return section("Where a step's time went", h("p", note, class_="quiet"), figures, charts=(chart,))
 
@@ -143,7 +147,7 @@ def over_time(report: Report) -> Section:
     what, parts = "Step time over time", ""
     if report.state.world_size > 1:
         what = "All-reduce and step time over time"
-        parts = "Wire is what the network costs, waiting is for slower ranks. "
+        parts = "Wire is time on the network, waiting is for slower ranks. "
         made.insert(0, charts.all_reduce(aggregate, DEFAULTS.comm_share.share, report.alerts))
         titles[1:1] = ["all-reduce", "wire", "waiting"]
         shares = aggregate.shares_over_time()
@@ -151,7 +155,7 @@ def over_time(report: Report) -> Section:
             row[1:1] = [_percent(each[place]) for each in shares]
     note = (
         f"One point is {plural(width, 'step')}. {parts}Steps with a pause, an evaluation or a skipped update are left "
-        "out. Step times here are to one per cent."
+        "out. Step times here are precise to 1%."
     )
     if every > 1:
         note += f" The table has every {ordinal(every)} point."
@@ -174,10 +178,10 @@ def heat(report: Report) -> Section:
     ]
     chart = charts.heat_map(aggregate)
     note = (
-        "How long the own work of each rank took above that of the middle rank, in per cent of the time of the steps. "
+        "Self time of each rank above that of the median rank, in percent of the step time. "
         f"One column is {plural(aggregate.over_time.width, 'step')}."
     )
-    figures = table(["", "host", "above the middle rank", "most in a column"], rows, numbers=(2, 3))
+    figures = table(["", "host", "above the median rank", "max in a column"], rows, numbers=(2, 3))
     return section("Ranks by time", h("p", note, class_="quiet"), figure(chart, figures), charts=(chart,))
 
 
@@ -190,44 +194,44 @@ def costs(report: Report) -> Section:
     ranks = [cost for cost in aggregate.costs() if cost.share >= MIN_COST]
     hosts = [cost for cost in aggregate.host_costs() if cost.share >= MIN_COST]
     if not ranks and not hosts:
-        return section("Who cost how much", h("p", "Nobody kept the others waiting for more than a moment."))
+        return section("Straggler cost", h("p", "No rank kept the others waiting for long."))
     of = of_what(aggregate, report.alerts)
     steps = "all steps of the run"
     if kept_steps_from(aggregate, report.alerts) is not None:
         steps = f"{of} (those before are not in the recording)"
     note = (
-        "What the job would have saved, had this one been as fast as the next-slowest: its share of the time in "
-        f"{steps}, and that time on all {plural(report.state.world_size, 'rank')}, in {what} time"
-        f"{'' if what == 'GPU' else ' (no GPU was read)'}."
+        "Time the job would have saved if this rank had been as fast as the next-slowest: as a share of "
+        f"{steps}, and as time on all {plural(report.state.world_size, 'rank')}, in {what} time"
+        f"{'' if what == 'GPU' else ' (no GPU readings)'}."
     )
     titles = ["", "host", "phase", "when", f"of {of}", "", f"{what} time lost"]
     rows = [_cost_row(report, cost, what, ranks[0].share) for cost in ranks[:MAX_COSTS]]
     body = [h("p", note, class_="quiet"), table(titles, rows, numbers=(4, 6), stacks=True)]
     if len(ranks) > MAX_COSTS:
-        body.append(h("p", f"{len(ranks) - MAX_COSTS} more cost less than these.", class_="quiet"))
+        body.append(h("p", f"{len(ranks) - MAX_COSTS} more ranks cost less than these.", class_="quiet"))
     if hosts:
         rows = [[row[0], *row[4:]] for row in (_cost_row(report, cost, what, hosts[0].share) for cost in hosts)]
         short = table([titles[0], *titles[4:]], rows[:MAX_COSTS], numbers=(1, 3), stacks=True)
-        body += [h("h3", "Whole hosts, each against the others"), short]
-    return section("Who cost how much", *body)
+        body += [h("h3", "Hosts, each compared with the others"), short]
+    return section("Straggler cost", *body)
 
 
 def alerts(report: Report) -> Section:
     """Alerts with evidence and advice."""
     hurt = report.damage is not None and report.damage.alerts
     if not report.alerts:
-        return section("Alerts", h("p", f"None {'that could be read ' if hurt else ''}in the whole recording."))
+        return section("Alerts", h("p", f"None {'readable ' if hurt else ''}in the recording."))
     shown = report.alerts[:MAX_ALERTS]
     still_open = sum(alert.closed is None for alert in report.alerts)
     note = f"{plural(len(report.alerts), 'alert')}, {still_open} open at the end."
     if stale := sum(bool(alert.stale) for alert in report.alerts):
-        note = f"{note[:-1]}, {stale} of them not seen any more."
-    note += " Each is told as it was at its worst."
+        note = f"{note[:-1]}, {stale} of them stale."
+    note += " Each is shown at its worst."
     if hurt:
         note += " Others may be missing: the recording is damaged."
     body = [h("p", note, class_="quiet"), *map(_alert, shown)]
     if len(report.alerts) > len(shown):
-        body.append(h("p", f"{len(report.alerts) - len(shown)} more, less urgent than these.", class_="quiet"))
+        body.append(h("p", f"{len(report.alerts) - len(shown)} less severe alerts are not shown.", class_="quiet"))
     return section("Alerts", *body)
 
 
@@ -253,10 +257,10 @@ def _alert(alert: Alert) -> Html:
     if finding.detail:
         pieces.append(h("div", finding.detail))
     if finding.advice:
-        pieces.append(h("div", h("b", "What to do:"), f" {finding.advice}"))
+        pieces.append(h("div", h("b", "What to try:"), f" {finding.advice}"))
     # While an alert goes on, "last seen" is only the time of its last message.
     when = [pair for pair in alert_facts(alert) if seen is not None or pair[0] != "last seen"]
-    pieces.append(_line("When and who", when))
+    pieces.append(_line("When and where", when))
     if evidence := evidence_facts(finding.evidence)[:MAX_EVIDENCE]:
         pieces.append(_line("Evidence", evidence))
     return h("div", *pieces, class_="alert")
@@ -296,12 +300,12 @@ def utilization(report: Report) -> Section:
     made = [chart for curve in curves if (chart := charts.utilization(report.utilization, *curve)) is not None]
     title = "GPUs" if has_gpus else "CPU and memory"
     if not made:
-        return section(title, h("p", "No reading of a GPU, nor of CPU and memory, is in the recording."))
-    note = "The line is the mean, the band goes from the least to the most."
+        return section(title, h("p", "The recording has no readings of GPUs, CPU or memory."))
+    note = "The line is the mean, the band the range from min to max."
     if not has_gpus:
-        note = f"No GPU was read. {note}"
+        note = f"No GPU readings. {note}"
     elif any(gpu.total_bytes for gpu in report.utilization.gpus.values()):
-        note += " A GPU that waits inside an all-reduce is at 100%, too."
+        note += " A GPU that waits in an all-reduce also shows 100%."
     body = [h("p", note, class_="quiet"), h("div", map(figure, made), class_="pair")]
     body.append(_gpu_table(report) if has_gpus else _rank_table(report))
     return section(title, *body, charts=tuple(made))
@@ -323,8 +327,8 @@ def buckets(report: Report) -> Section:
     ]  # fmt: skip
     note = (
         f"Rank {rank.rank}, step {count(rank.buckets.step)}: {plural(len(timings), 'bucket')}, "
-        f"{size(sum(timing.bucket.bytes for timing in timings))}. Hidden is what computing covered; "
-        "bandwidth is counted as nccl-tests does."
+        f"{size(sum(timing.bucket.bytes for timing in timings))}. Hidden is what overlaps with computation; "
+        "bandwidth is bus bandwidth as in nccl-tests."
     )
     figures = table(["#", "size", "ready ms", "took ms", "hidden", "GB/s"], rows, numbers=range(6))
     made: tuple[Chart, ...] = ()
@@ -342,11 +346,11 @@ def reproduce(report: Report) -> Section:
     ]
     body = [h("div", groups, class_="groups")]
     missing = [*_missing(report), *missing_facts(report.state, damaged=report.damage is not None)]
-    body.append(h("h3", "What the recording lacks"))
-    body.append(h("ul", (h("li", text) for text in missing)) if missing else h("p", "Nothing that is known of."))
+    body.append(h("h3", "What is missing in the recording"))
+    body.append(h("ul", (h("li", text) for text in missing)) if missing else h("p", "Nothing known."))
     if notes := [cell.text for cell in remarks(report.state)]:
         body += [h("h3", "Notes of the ranks"), h("ul", (h("li", text) for text in notes))]
-    return section("To run it again", *body)
+    return section("To reproduce the run", *body)
 
 
 def clock_text(unix_ns: int) -> str:
@@ -363,7 +367,7 @@ def _recording(report: Report) -> list[tuple[str, str]]:
         ("attempt", f"{report.number} of {report.attempts} in the recording"),
         ("recorded", f"{began} to {ended}, {duration(report.seconds)}"),
         *recorded_by_facts(report.recorded_by.recorder, report.recorded_by.limits),
-        ("report by", f"ddpwatch {VERSION}"),
+        ("report written by", f"ddpwatch {VERSION}"),
     ]
 
 
@@ -373,19 +377,18 @@ def _missing(report: Report) -> list[str]:
         found.append(damage_sentence(report.damage))
     if report.unclosed:
         found.append(
-            f"Its recorder did not close it, and {report.file_name}-wal was not beside it: "
-            "its newest part may be missing."
+            f"Its recorder did not close it, and {report.file_name}-wal is missing: the newest data may be lost."
         )
     if report.skipped:
         found.append(
-            f"{plural(report.skipped, 'step')} left out of the figures: not all ranks had them, or they held a pause, "
+            f"{plural(report.skipped, 'step')} left out: not all ranks finished them, or they had a pause, "
             "an evaluation or a skipped update."
         )
     first = report.aggregate.first_step
     if first is not None and first > 1:
         found.append(f"Steps before {count(first)} are not in it.")
     if report.implausible:
-        found.append(f"Figures of {ranks_text(report.implausible)} cannot be true and were left out.")
+        found.append(f"Implausible figures of {ranks_text(report.implausible)} were left out.")
     return found
 
 
@@ -404,12 +407,12 @@ def _gpu_table(report: Report) -> Html:
     )
     shown = sorted(found[:MAX_ROWS], key=lambda gpu: (gpu.rank, gpu.device))
     titles = [
-        "rank", "host", "GPU", "name", "utilisation", "memory, most", "power", "temperature, most", "clocks held down",
+        "rank", "host", "GPU", "name", "utilization", "max memory", "power", "max temperature", "throttled",
     ]  # fmt: skip
     figures = table(titles, [_gpu_row(report, gpu) for gpu in shown], numbers=(0, 4, 5, 6, 7), stacks=True)
     if len(found) <= MAX_ROWS:
         return figures
-    note = f"{len(shown)} of {len(found)}: those held down most, then those that did least."
+    note = f"{len(shown)} of {len(found)}: the most throttled, then the least utilized."
     return h("div", h("p", note, class_="quiet"), figures)
 
 
@@ -438,7 +441,7 @@ def _rank_table(report: Report) -> Html:
         ]
         for rank in shown
     ]  # fmt: skip
-    titles = ["rank", "host", "CPU, mean", "CPU, most", "memory, most"]
+    titles = ["rank", "host", "mean CPU", "max CPU", "max memory"]
     return table(titles, rows, numbers=(0, 2, 3, 4), stacks=True)
 
 
