@@ -197,7 +197,7 @@ async def test_rows_that_few_ranks_leave_free_are_for_the_alerts(size):
         reported = [plain(line) for line in alerts._lines]
         table = stage.app.query_one("#overview-table", RankTable)
 
-        assert any("clocks and temperature" in line for line in reported), reported
+        assert any("clock and temperature" in line for line in reported), reported
         assert len(reported) == alerts.size.height
         assert {"straggler", "comm-share"} <= {line[2:].partition(":")[0] for line in reported}
         assert table.size.height > len(table._rows)
