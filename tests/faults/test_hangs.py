@@ -77,7 +77,7 @@ def test_the_forecast_of_the_timeout_is_right_and_names_the_missing_rank(hanging
 
         early_ns = [forecast_ns - rank.bye_ns for rank in job.ranks[:2]]
         assert max(map(abs, early_ns)) < 6e9 / 3, early_ns
-        job.until(lambda: any("timed out waiting" in finding.message for finding in job.named()))
+        job.until(lambda: any("gave up waiting" in finding.message for finding in job.named()))
         assert {finding.ranks for finding in job.named()} == {(2,)}
         job.until(lambda: [finding.rule for finding in job.named()] == ["timeout"])
         assert job.together <= {(), ("stall",), ("timeout",)}, "one cause, one alert at a time"
