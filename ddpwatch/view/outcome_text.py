@@ -136,7 +136,7 @@ def bad_ranks_text(outcome: Outcome) -> str:
     """The ranks that ended badly and how, without the reason: `ranks 0-1 failed, rank 2 lost`."""
     by_condition: dict[str, list[int]] = {}
     for rank, condition in outcome.bad.items():
-        by_condition.setdefault(condition, []).append(rank)
+        by_condition.setdefault("without heartbeat" if condition == "silent" else condition, []).append(rank)
     return ", ".join(f"{ranks_text(ranks)} {word}" for word, ranks in by_condition.items())
 
 

@@ -71,7 +71,7 @@ def test_at_the_end_of_a_run_with_short_steps_there_are_figures_though_a_rank_wa
 
     assert code == 0
     assert "medians of 50 steps" in out
-    assert "unproven" not in out
+    assert "unknown" not in out
 
 
 def test_without_a_terminal_it_does_not_read_steps_for_charts_that_are_not_printed(path, capsys, monkeypatch):

@@ -86,7 +86,7 @@ def test_the_rank_that_exits_early_is_named_and_not_those_that_lost_the_connecti
     critical = [change for change in watcher.changes if change["severity"] == "critical"]
     assert [(change["event"], change["ranks"]) for change in critical] == [("opened", [leaves])], critical
     assert critical[0]["rule"] == ("rank-failed" if code else "uneven-batch")
-    how = f"exited with code {code}" if code else "left the others"
+    how = f"exited with code {code}" if code else "left the job early"
     assert f"ended badly: rank {leaves} {how}; rank" in watcher.stderr
 
 
@@ -137,7 +137,7 @@ def test_the_signal_that_has_ended_a_rank_is_in_the_recording_for_reports_and_re
         playback.catch_up()
         monitor = playback.follows.monitor
         lines = ending_lines(monitor.state, outcome_of(monitor.state, monitor.book.open.values()), 120)
-        assert any("rank 1: was killed (SIGKILL) without a word" in plain(line) for line in lines)
+        assert any("rank 1: was killed (SIGKILL) without reporting an error" in plain(line) for line in lines)
 
 
 def test_of_four_ranks_the_one_that_is_killed_is_singled_out(start, watcher, tmp_path):

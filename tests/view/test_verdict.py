@@ -336,7 +336,7 @@ def test_many_ranks_are_folded_to_the_worst_a_typical_one_and_the_hosts():
 
     assert len(bars) <= MAX_BARS
     assert bars[0].label == "rank 37"
-    assert bars[8].label.startswith("typical: rank ")
+    assert bars[8].label.startswith("median: rank ")
     assert bars[9].label == "node-4, mean of 8"
 
 

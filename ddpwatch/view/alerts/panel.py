@@ -61,7 +61,7 @@ def _clock(facts: dict[str, float | int | str], columns: int, level: Level) -> L
     waited_s = float(facts.get("waiting_s", 0.0))
     timeout_s = float(facts.get("timeout_s", 0.0))
     if not timeout_s:
-        return [Cell(f"  waiting for {duration(waited_s)}; the timeout of torch is unknown", Level.DIM)]
+        return [Cell(f"  has been waiting for {duration(waited_s)}; the timeout of torch is unknown", Level.DIM)]
     left_s = float(facts.get("left_s", timeout_s - waited_s))
     line = [Cell("  ")]
     if columns >= 2 * BAR_COLUMNS:

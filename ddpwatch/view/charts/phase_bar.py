@@ -87,7 +87,7 @@ def _lengths(exact: list[float]) -> list[int]:
 PARTS: Final = ("data", "forward", "backward", "optimizer", "other", "wire", "waiting", "sync")
 """Parts of a report bar, in order. `sync` replaces wire and waiting where they cannot be split."""
 MAX_BARS: Final = 32
-"""With more ranks than this, the report shows only the worst ones, a typical one, and means of hosts."""
+"""With more ranks than this, the report shows only the worst ones, the median one, and means of hosts."""
 # Max. number of bars of the worst ranks, and of hosts, where not all ranks are shown.
 WORST_BARS: Final = 8
 HOST_BARS: Final = 12
@@ -112,7 +112,7 @@ class RankBar:
 
 
 def rank_bars(aggregate: RunAggregate) -> list[RankBar]:
-    """One bar per rank; with more than `MAX_BARS` ranks the worst, a typical one, and means of hosts."""
+    """One bar per rank; with more than `MAX_BARS` ranks the worst, the median one, and means of hosts."""
     phases_ns, waits_ns = aggregate.phases_ns(), aggregate.waits_ns()
     if len(aggregate.ranks) < 2:
         waits_ns = np.full_like(waits_ns, np.nan)
@@ -121,9 +121,9 @@ def rank_bars(aggregate: RunAggregate) -> list[RankBar]:
         return [_bar(f"rank {aggregate.ranks[row]}", phases_ns[row], waits_ns[row]) for row in rows]
     self_ns = phases_ns.sum(axis=1) - phases_ns[:, SYNC]
     by_work = rows[np.argsort(-self_ns[rows], kind="stable")]
-    worst, middle = by_work[:WORST_BARS], by_work[len(by_work) // 2]
+    worst, median = by_work[:WORST_BARS], by_work[len(by_work) // 2]
     bars = [_bar(f"rank {aggregate.ranks[row]}", phases_ns[row], waits_ns[row]) for row in worst]
-    bars.append(_bar(f"typical: rank {aggregate.ranks[middle]}", phases_ns[middle], waits_ns[middle]))
+    bars.append(_bar(f"median: rank {aggregate.ranks[median]}", phases_ns[median], waits_ns[median]))
     return [*bars, *_host_bars(aggregate.hosts, rows, phases_ns, waits_ns)]
 
 

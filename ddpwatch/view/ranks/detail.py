@@ -83,7 +83,7 @@ def _title(row: Row, columns: int) -> list[Line]:
 
 
 def _last_words(row: Row, findings: Sequence[Finding], columns: int) -> list[Line]:
-    """The text of the rank's goodbye, unless a finding has it."""
+    """The text of the rank's exit message, unless a finding has it."""
     bye = row.state.bye
     if bye is None or not bye.text or any(finding.rule == rules.RANK_FAILED for finding in findings):
         return []
@@ -192,8 +192,8 @@ def _table(run_view: RunView, mine: RankFigures, others: Sequence[RankFigures], 
     worth_ns = run_view.limits.straggler.share * mine.step_ns
     lines = [layout.heading()]
     for part, mine_ns in _times_ns(mine, split=split).items():
-        middle_ns = median(times_ns[part] for times_ns in others_ns) if others else None
-        lines.append(layout.line(_Compared(part, mine_ns, middle_ns, worth_ns)))
+        median_ns = median(times_ns[part] for times_ns in others_ns) if others else None
+        lines.append(layout.line(_Compared(part, mine_ns, median_ns, worth_ns)))
     return lines
 
 
