@@ -35,7 +35,7 @@ def test_the_demo_shows_its_slow_rank_and_leaves_nothing_behind(run_dir):
     assert result.returncode == 0, result.stderr
     named = [line for line in result.stdout.splitlines() if line.startswith(("▲ straggler", "✖ straggler"))]
     assert any("rank 1 is slow in data" in line for line in named), result.stdout
-    assert result.stdout.rstrip().endswith("said goodbye")
+    assert result.stdout.rstrip().endswith("all ranks have exited")
     assert not list(run_dir.glob("ddpw-demo-*"))
     assert not _processes_of(run_dir)
 
@@ -53,7 +53,7 @@ def test_ctrl_c_is_the_way_to_end_the_demo_and_no_failure(run_dir):
         demo.kill()
 
     assert demo.returncode == 0
-    assert said.endswith("the demo and its ranks have ended\n")
+    assert said.endswith("the demo and its ranks have stopped\n")
     assert not list(run_dir.glob("ddpw-demo-*"))
     assert not _processes_of(run_dir)
 
