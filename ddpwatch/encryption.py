@@ -51,7 +51,7 @@ def public_of(secret_key: str) -> str:
     try:
         return zmq.curve_public(secret_key.encode()).decode()
     except (zmq.ZMQError, ValueError, KeyError):
-        raise ValueError("is no CURVE key") from None
+        raise ValueError("is not a CURVE key") from None
 
 
 def is_secret_key(text: str) -> bool:
@@ -83,7 +83,7 @@ def connect(socket: zmq.Socket[bytes], address: str, server_key: str, viewer_sec
     try:
         socket.setsockopt(zmq.CURVE_SERVERKEY, server_key.encode())
     except (zmq.ZMQError, UnicodeEncodeError):
-        raise ValueError("is no CURVE key") from None
+        raise ValueError("is not a CURVE key") from None
     socket.setsockopt(zmq.CURVE_SECRETKEY, viewer_secret_key.encode())
     socket.setsockopt(zmq.CURVE_PUBLICKEY, public_key.encode())
     socket.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)

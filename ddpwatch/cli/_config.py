@@ -32,7 +32,9 @@ CommandT = TypeVar("CommandT", bound="Callable[..., Any]")
 def limit_options(command: CommandT) -> CommandT:
     """Add `--limit` and `--config`, as the parameters `limit` and `config`, to a command that evaluates rules."""
     command = click.option(
-        "--config", metavar="FILE", help=f"Read thresholds from this TOML file.  [default: ./{OWN_FILE}]"
+        "--config",
+        metavar="FILE",
+        help=f"Read thresholds from this TOML file.  [default: ./{OWN_FILE}, or ./{PROJECT_FILE}]",
     )(command)
     return click.option(
         "--limit",

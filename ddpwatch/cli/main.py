@@ -67,9 +67,9 @@ class LazyGroup(click.Group):
 
 
 EXIT_CODES: Final = (
-    "Exit codes: 0 success; 1 error, incomplete recording, or nothing found by postmortem; 2 invalid argument, setting "
-    "or file; 3 no such run or recording; 4 the run ended badly, or --fail-on or --max-slowdown matched; 130 Ctrl-C; "
-    "141 broken pipe."
+    "Exit codes: 0 success; 1 error, incomplete recording, or a negative result of postmortem or doctor; 2 invalid "
+    "argument, setting or file; 3 no such run or recording; 4 the run ended badly, or --fail-on or --max-slowdown "
+    "matched; 130 Ctrl-C; 141 broken pipe."
 )
 
 

@@ -40,7 +40,7 @@ _S_DIGITS: Final = 3
 _PLACE: Final = re.compile(r"\[\S{1,200}\.(?:cc|cpp|h|hpp):\d{1,7}\] ?")
 """Place in the source of gloo or torch, which is longer than the message after it."""
 _WHAT_IT_DID: Final[dict[Reason, str]] = {
-    "interrupted": "was interrupted from the keyboard",
+    "interrupted": "was interrupted (Ctrl-C, SIGINT)",
     "left": "left the job early",
     "mismatch": "ran a mismatched collective",
     "not joined": "did not join a collective",

@@ -176,7 +176,7 @@ def test_a_disk_that_is_full_is_said_once_and_recording_goes_on_when_there_is_ro
             wait_for(lambda: "full; retrying" in words())
             stuck = written(file)
             filler.unlink()
-            wait_for(lambda: "is written again; nothing was lost" in words())
+            wait_for(lambda: "works again; nothing was lost" in words())
             wait_for(lambda: written(file) > stuck)
             child.send_signal(signal.SIGTERM)
             assert child.wait(60) == 130

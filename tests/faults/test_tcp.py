@@ -41,9 +41,9 @@ def test_a_viewer_with_a_wrong_key_or_none_is_refused_at_once_and_the_run_notes_
         probe(msgspec.structs.replace(elsewhere(tcp_run), viewer_secret_key=secret_key))
     with pytest.raises(AccessRefused, match="its key is not in the ticket"):
         probe(msgspec.structs.replace(elsewhere(tcp_run), viewer_secret_key=""))
-    with pytest.raises(AccessRefused, match=r"cannot be watched: the viewers' key in the ticket is no CURVE key; get"):
+    with pytest.raises(AccessRefused, match=r"cannot be watched: the viewer key in the ticket is not a CURVE key; get"):
         probe(msgspec.structs.replace(elsewhere(tcp_run), viewer_secret_key="abc"))
-    with pytest.raises(AccessRefused, match="rank 0 has an address that cannot be used: its key is no CURVE key"):
+    with pytest.raises(AccessRefused, match="rank 0 has an unusable address: its key is not a CURVE key"):
         probe(elsewhere(tcp_run, server_key="abc"))
     with pytest.raises(AccessRefused, match="another key"):
         probe(elsewhere(tcp_run, server_key=encryption.new_keys()[0]))
@@ -60,7 +60,7 @@ def test_a_viewer_with_a_wrong_key_or_none_is_refused_at_once_and_the_run_notes_
 @pytest.mark.parametrize(
     ("changed", "why"),
     [
-        ({"server_key": encryption.new_keys()[0]}, "it is not who this ticket is for: it has another key"),
+        ({"server_key": encryption.new_keys()[0]}, "it has another key than this ticket"),
         ({"tcp_address": "tcp://127.0.0.1:1"}, "it does not answer at tcp://127.0.0.1:1"),
     ],
     ids=["key", "port"],

@@ -73,7 +73,7 @@ def test_a_snapshot_brings_the_curves_and_the_throttled_gpu_is_found():
 
     assert len(monitor.state.ranks[0].gpus.histories["cuda:0"].curve("util_percent")) > 25
     assert "cuda:3 throttled: GPU clock 1500/1980 MHz" in found["gpu-throttle", "rank 3 · cuda:3"].message
-    assert "clocks 1500 of 1980 MHz, hardware thermal slowdown" in found["straggler", "rank 3"].message
+    assert "GPU clock 1500/1980 MHz, hardware thermal slowdown" in found["straggler", "rank 3"].message
 
 
 def test_a_host_that_becomes_hot_has_one_alert():

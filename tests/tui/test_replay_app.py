@@ -265,7 +265,7 @@ async def test_a_time_is_typed_and_an_invalid_one_is_refused(path):
             await stage.press(*(letter if letter.isalnum() else _KEYS[letter] for letter in text), "enter")
             await stage.arrives(at_s)
         await stage.press("g", "s", "o", "o", "n", "enter")
-        await stage.sees("'soon' is no moment")
+        await stage.sees("'soon' is not a moment")
         # In the field these keys are letters, and lead nowhere.
         await stage.press("home", "g", "end", "g")
         assert stage.app.query_one("#goto").value == "gsoong"
