@@ -270,7 +270,7 @@ def test_a_keyboard_interrupt_is_one_alert_about_all_ranks():
     assert finding.message == "ranks 0-2 were interrupted (Ctrl-C, SIGINT)"
     assert monitor.book.open["rank-failed", "after"].finding.ranks == (3,)
     began = root_cause_text(outcome_of(state, monitor.book.open.values()))
-    assert began == "ranks 0-2 were interrupted from the keyboard; rank 3 after them"
+    assert began == "ranks 0-2 were interrupted (Ctrl-C, SIGINT); rank 3 after them"
 
 
 def test_an_interrupt_that_followed_the_failure_of_another_is_secondary():
