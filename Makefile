@@ -11,7 +11,7 @@ help:
 	@echo "make demo         train on 4 CPU ranks and open the dashboard on them"
 	@echo "make test         run the tests"
 	@echo "make test-fast    run those that start no ranks, terminals or browser"
-	@echo "make check        ruff and mypy"
+	@echo "make check        ruff, mypy and a list of words that users must not meet"
 	@echo "make docs         build the documentation into build/docs; a broken link fails"
 	@echo "make bench        print what ddpwatch costs on this machine"
 	@echo "make screenshots  write screenshots/ anew"
@@ -39,6 +39,7 @@ check: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/python -m tests.prose
 
 # Not with --quiet, which hides warnings from --strict, too. The variable silences an advertisement of the theme.
 docs: $(READY)

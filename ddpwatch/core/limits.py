@@ -631,5 +631,5 @@ def _plain(what: str) -> str:
     """The validator's message for users."""
     if what.startswith("Object contains unknown field"):
         known = what.rpartition(" ")[2].strip("`")
-        return f"there is no limit {known}"
+        return f"unknown limit {known}"
     return what[:1].lower() + what[1:].replace("`", "")

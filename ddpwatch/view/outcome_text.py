@@ -120,7 +120,7 @@ def root_cause_text(outcome: Outcome) -> str:
         return ""
     names, others = ranks_text(cause.ranks), ranks_text(cause.secondary)
     one = len(cause.ranks) == 1
-    if cause.reason == "never heard":
+    if cause.reason == "no heartbeat":
         its = "its" if len(cause.secondary) == 1 else "their"
         return f"{others} lost {its} connection to another rank; no message ever came from {names}"
     if cause.end is not None and cause.reason in {"signal", "own end"}:

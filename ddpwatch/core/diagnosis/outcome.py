@@ -29,10 +29,10 @@ EXPLAINING: Final = (rules.DESYNC, rules.UNEVEN_BATCH, rules.TIMEOUT, rules.STAL
 Ending: TypeAlias = Literal["going on", "well", "badly", "unknown"]
 """`going on` = a rank is training, or no heartbeat has come yet; `unknown` = the agent switched itself off before."""
 Reason: TypeAlias = Literal[
-    "interrupted", "signal", "never heard", "left", "mismatch", "not joined", "ended first", "own end"
+    "interrupted", "signal", "no heartbeat", "left", "mismatch", "not joined", "ended first", "own end"
 ]
 """Why a root cause is one: `interrupted` = from the keyboard, `signal` = a launcher, a scheduler or a person ended the
-ranks, `never heard` = others lost their connection to a rank without a heartbeat so far, `left` = their data ended,
+ranks, `no heartbeat` = others lost their connection to a rank without a heartbeat so far, `left` = their data ended,
 `mismatch` = they were in another collective, `not joined` = they did not join one, `ended first` = they said goodbye
 before the others lost their connections, `own end` = an exception, a kill, a crash or silence."""
 
@@ -148,7 +148,7 @@ def _root_cause(
     never_received = tuple(rank.rank for rank in state.ranks.values() if state.condition(rank) == "missing")
     if first and never_received and all(end.complains_of_peer for end in first):
         # A rank that ends in its first moments has not sent a heartbeat.
-        return RootCause(never_received, "never heard", tuple(bad))
+        return RootCause(never_received, "no heartbeat", tuple(bad))
     if left := _left_by(state, bad):
         return _cause(left, "ended first", bad)
     causes = exits.causes()
