@@ -43,7 +43,7 @@ check: $(READY)
 
 # Not with --quiet, which hides warnings from --strict, too. The variable silences an advertisement of the theme.
 docs: $(READY)
-	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 	@echo "open build/docs/index.html"
 
 bench: $(READY)

@@ -5,25 +5,20 @@ A line `<!-- generated: NAME -->` in a page is replaced by what the function of 
 
 from __future__ import annotations
 
-import gzip
 import re
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, get_type_hints
 
 import click
-import msgspec
 from mkdocs.structure.files import File
 
 from ddpwatch.cli.main import COMMANDS, group
 from ddpwatch.core import limits
 from ddpwatch.core.detectors import DETECTORS
-from ddpwatch.core.monitor import Monitor
-from ddpwatch.core.state.run import RunState
-from ddpwatch.sources.frames import Frame
 from ddpwatch.tui.keys import KEYS, REPLAY_KEYS
 from ddpwatch.tui.themes import theme_names
 from ddpwatch.view.glossary import GLOSSARY
+from tests.core.detectors.sample_runs import SAMPLES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -31,13 +26,8 @@ if TYPE_CHECKING:
     from mkdocs.config.defaults import MkDocsConfig
     from mkdocs.structure.files import Files
 
-    from ddpwatch.core.alerts.model import Finding
-
 ROOT: Final = Path(__file__).parents[1]
 MARK: Final = re.compile(r"^<!-- generated: ([\w-]+) -->$", re.MULTILINE)
-RECORDINGS: Final = ("slow-backward", "hang", *(f"hangs/{name}" for name in ("mismatch", "data", "kill", "raise")))
-"""Recordings of real jobs in tests/recordings that sample messages are taken from."""
-RANKS: Final = 4
 MIB: Final = 1 << 20
 HELP_COLUMNS: Final = 90
 """Width of the help of a command: a block of code on a page is about as wide."""
@@ -76,9 +66,11 @@ def rules() -> str:
     parts = []
     for detector in DETECTORS:
         parts += [f"## {detector.rule}", detector.text]
-        if finding := samples().get(detector.rule):
-            parts += [f'!!! example "Sample from a recorded run"\n\n    {_plain(finding.message)}']
-            parts += [f"    *What to try:* {_plain(finding.advice)}"]
+        # The first sample behind the reviewed messages of the tests.
+        _, context = next(iter(SAMPLES[detector.rule]()))
+        finding = detector.find(context)[0]
+        parts += [f'!!! example "Sample message"\n\n    {_plain(finding.message)}']
+        parts += [f"    *What to try:* {_plain(finding.advice)}"]
         parts += [_settings(detector.rule)]
     return "\n\n".join(parts)
 
@@ -142,24 +134,6 @@ GENERATED: Final[dict[str, Callable[[], str]]] = {
     "settings-of-all-rules": settings_of_all_rules,
     "themes": themes,
 }
-
-
-@cache
-def samples() -> dict[str, Finding]:
-    """The first finding of each rule in the recordings, in their order."""
-    found: dict[str, Finding] = {}
-    for name in RECORDINGS:
-        data = (ROOT / "tests" / "recordings" / f"{name}.msgpack.gz").read_bytes()
-        monitor = Monitor(RunState("5ec0de5ec0de5ec0", "sample", RANKS))
-        for frame in msgspec.msgpack.decode(gzip.decompress(data), type=list[Frame]):
-            if frame.payload:
-                monitor.ingest(frame.payload, frame.received_ns)
-            else:
-                monitor.tick(frame.received_ns)
-        monitor.evaluate_now()
-        for event in monitor.book.drain():
-            found.setdefault(event.alert.finding.rule, event.alert.finding)
-    return found
 
 
 def _settings(rule: str) -> str:

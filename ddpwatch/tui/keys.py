@@ -70,7 +70,7 @@ KEYS: Final = (
     Key("← →", "time", "scrub(-1)", "go one step back or forward; with shift, 20 steps"),
     Key("l", "live", "live", "return to the live view"),
     Key("r", "runs", "runs", "choose another run, if there is one; esc returns to this one"),
-    Key("?", "help", "help", "explain every number"),
+    Key("?", "help", "help", "explain the figures of this screen"),
     Key("q", "quit", "quit", "quit; training is not affected"),
     Key("1-6", "", "", "go to a screen; 7 is the summary of a run that has ended"),
     Key("↑ ↓", "", "", "move the cursor or scroll; also page up, page down, home, end"),
