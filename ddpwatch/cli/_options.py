@@ -75,6 +75,18 @@ def seconds(value: str) -> float:
     return span_s
 
 
+timeout_option = click.option(
+    "--timeout",
+    "timeout_s",
+    type=seconds,
+    default=3.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="Max. wait for the ranks.",
+)
+"""How long a command that looks once waits for the ranks."""
+
+
 def span(value: str) -> float:
     """Parse a duration such as 60, 60s, 5m, 2h, 7d into seconds, from 0.1 to a year."""
     text = value.strip()

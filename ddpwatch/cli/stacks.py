@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from ddpwatch.cli._follow_run import find_run
-from ddpwatch.cli._options import RUN_HELP, seconds
+from ddpwatch.cli._options import RUN_HELP, timeout_option
 from ddpwatch.cli._terminal import say, show, terminal_size
 from ddpwatch.errors import UsageError
 
@@ -29,15 +29,7 @@ MAX_ASKED: Final = 256
 @click.option("--rank", "wanted", type=int, multiple=True, metavar="RANK", help="Only this rank; repeatable.")
 @click.option("--all", "everything", is_flag=True, help="All threads, not only the training thread.")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON array with one object per rank.")
-@click.option(
-    "--timeout",
-    "timeout_s",
-    type=seconds,
-    default=3.0,
-    show_default=True,
-    metavar="SECONDS",
-    help="Max. wait for the ranks.",
-)
+@timeout_option
 def command(*, selector: str | None, wanted: Sequence[int], everything: bool, as_json: bool, timeout_s: float) -> None:
     """Print the Python stacks of the ranks, with ranks at the same place grouped. Training is not paused.
 

@@ -8,7 +8,7 @@ import click
 
 from ddpwatch.cli._config import limit_options, limits_of
 from ddpwatch.cli._follow_run import find_run
-from ddpwatch.cli._options import RUN_HELP, seconds
+from ddpwatch.cli._options import RUN_HELP, seconds, timeout_option
 from ddpwatch.cli._recordings import baseline_of, baseline_option
 
 if TYPE_CHECKING:
@@ -22,15 +22,7 @@ if TYPE_CHECKING:
 @click.option(
     "--every", "every_s", type=seconds, metavar="SECONDS", help="Stay attached, and print the status at this interval."
 )
-@click.option(
-    "--timeout",
-    "timeout_s",
-    type=seconds,
-    default=3.0,
-    show_default=True,
-    metavar="SECONDS",
-    help="Max. wait for the ranks.",
-)
+@timeout_option
 @baseline_option
 @limit_options
 def command(

@@ -72,7 +72,7 @@ class SimulatedSource:
         self.known: set[int] = set(range(world_size))
         """All ranks."""
         self.here: set[int] = set()
-        """Empty: there are no processes to observe."""
+        """Empty: simulated ranks have no processes."""
         self.refused: dict[int, str] = {}
         """Always empty."""
         self.run = self._as_run_file(unix())
@@ -103,7 +103,7 @@ class SimulatedSource:
             yield self.poll()
 
     def want_stacks(self, ranks: frozenset[int]) -> None:
-        """Ignored: there are no processes with stacks."""
+        """Ignored: simulated ranks have no stacks."""
 
     def want_buckets(self, wanted: bool) -> None:
         """Publish gradient buckets, or stop."""

@@ -74,7 +74,7 @@ class Dashboard(App[None]):
         self.theme = theme
         self.feed = feed
         self.run_view: RunView | None = None
-        """What is drawn; None = there is no run yet."""
+        """What is drawn; None = no run yet."""
         self.where = TABS[0][0]
         """The current screen."""
         self._export_to = export_to

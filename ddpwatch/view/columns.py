@@ -26,7 +26,7 @@ class Column(Generic[RowT]):
     width: int
     """Smallest width, in terminal columns."""
     keep: int = ALWAYS
-    """Where there is no room, the column with the lowest value is dropped first."""
+    """Without room for all, the column with the lowest value is dropped first."""
     read: Callable[[RowT], Cell] | None = None
     """The text of a row, to be padded to the width."""
     draw: Callable[[RowT, int], Line] | None = None

@@ -152,7 +152,7 @@ def comparison_object(found: Comparison, sides: tuple[Side, Side], max_slowdown:
 
 
 def _passed(found: Comparison, sides: tuple[Side, Side], max_slowdown: float | None) -> bool | None:
-    """Whether the gate has passed; None = there is no gate, or too few steps."""
+    """Whether the gate has passed; None = without a gate, or with too few steps."""
     if max_slowdown is None:
         return None
     fails = gate_fails(found, sides, max_slowdown)

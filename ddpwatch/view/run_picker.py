@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 JOB_CHARS: Final = 12
 """Max. length of a job's name, in characters: a scheduler's number fits, and the start of a launcher's id is unique."""
 MAX_BLOCK_COLUMNS: Final = 72
-"""Max. width of the text shown while there is no run, in terminal cells."""
+"""Max. width of the text shown before a run is found, in terminal cells."""
 # Bounds of the width of a run's name, in terminal cells.
 MIN_NAME_COLUMNS: Final = 12
 MAX_NAME_COLUMNS: Final = 60
@@ -119,7 +119,7 @@ def _hosts_text(run: RunRow) -> str:
 
 
 def waiting_lines(columns: int, rows: int, *, base: str, seconds: float) -> list[Line]:
-    """Screen while there is no run: how to start one, and the run directory `base`.
+    """Screen before a run is found: how to start one, and the run directory `base`.
 
     `seconds` is the time waited so far, which also turns the spinner.
     """

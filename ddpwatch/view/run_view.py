@@ -1,6 +1,6 @@
 """Snapshot of a run at one of its steps, computed once, from which every screen is drawn.
 
-Also: totals over all ranks, remarks on the run (missing ranks, notes of the agents), and why there are no figures.
+Also: totals over all ranks, remarks on the run (missing ranks, notes of the agents), and why figures are missing.
 """
 
 from __future__ import annotations

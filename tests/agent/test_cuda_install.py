@@ -60,7 +60,7 @@ def test_close_reports_the_last_steps_with_the_gpus_times(install, gpu):
     for _ in range(2):
         step()
     gpu.catch_up()
-    # Before it listens there is no viewer.
+    # Viewers connect only after it listens.
     wait_for(lambda: agent._publisher.address)
     agent.close()
     agent._publisher.join(30)

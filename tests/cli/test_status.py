@@ -91,7 +91,7 @@ def test_following_in_json_prints_one_object_a_line(start_ddpwatch, slow_run):
 
 
 def test_following_ends_when_the_processes_are_gone(start_ddpwatch, run_dir):
-    """After `kill -9` there is no goodbye."""
+    """After `kill -9` no goodbye is sent."""
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as victim:
         run = make_run_file(run_dir, 1, pid=victim.pid)
         (run_dir / run.id).mkdir()

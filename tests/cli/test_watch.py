@@ -152,7 +152,7 @@ def test_a_rank_that_failed_is_a_bad_end(start_ddpwatch, run_dir):
 
 
 def test_a_killed_rank_is_reported_and_a_bad_end(start_ddpwatch, run_dir, victim):
-    """After `kill -9` there is no goodbye; the others say it."""
+    """After `kill -9` no goodbye is sent; the others send theirs."""
     with FakeRun(run_dir, 2, rank1={"beats": False}) as run:
         mine, other = run.file.endpoints
         rundir.write(run_dir, msgspec.structs.replace(run.file, endpoints=[mine, belonging_to(victim, other)]))

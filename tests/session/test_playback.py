@@ -569,7 +569,7 @@ def test_gpu_readings_come_from_all_messages_and_malformed_ones_are_skipped(tmp_
         state = RunState("x", "x", 1)
         late = make_gpus(0, [wire.Gpu("cuda:0", util_percent=60)], seq=60, mono_ns=60 * SECOND_NS)
         state.apply(late, attempt.last_ns)
-        assert True in list(backfill_gpus(recorded, attempt, state, attempt.last_ns + 1))
+        assert any(list(backfill_gpus(recorded, attempt, state, attempt.last_ns + 1)))
         history = state.ranks[0].gpus.histories["cuda:0"]
         assert history.curve("util_percent").tolist() == list(range(1, 61))
         assert history.held().tolist() == [NOT_REPORTED] * 3 + [(1 << 4) * (second % 2) for second in range(4, 60)] + [

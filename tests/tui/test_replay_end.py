@@ -76,7 +76,7 @@ def test_a_seek_to_the_end_shows_in_the_end_what_live_showed(lived):
         until(feed, lambda: feed.ended)
         early = shown(feed.run_view(at=None, paused=False, force=True))
         assert early[0] == was[0]
-        assert any("reading the others" in line for line in early), "it is no more than a part, and says so"
+        assert any("reading the others" in line for line in early), "it shows only a part, and says so"
         until(feed, lambda: playback.whole.done)
         assert shown(feed.run_view(at=None, paused=False)) == was, "there is news, which shows"
 

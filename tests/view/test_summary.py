@@ -287,7 +287,7 @@ def test_the_root_cause_comes_before_secondary_failures(first, reported):
     monitor = make_monitor()
     assert root_cause(monitor) == ""
     monitor.state.apply(first, 10**9)
-    assert root_cause(monitor) == "", "there are no secondary failures"
+    assert root_cause(monitor) == "", "no secondary failures"
     for rank in (0, 1, 3):
         words = f"RuntimeError: Connection closed by peer [127.0.0.1]:{rank}"
         monitor.state.apply(wire.Bye(rank=rank, seq=6, reason="failed", text=words, mono_ns=9), 2 * 10**9)

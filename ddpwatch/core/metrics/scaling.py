@@ -99,7 +99,7 @@ def scaling(baseline: Profile, run: Profile) -> Scaling:
 
 
 def scaling_of(baseline: Profile | None, run: Aggregate | None) -> Scaling | None:
-    """Scaling of a run, or of its last steps; None = there is no baseline, or the run has no complete steps."""
+    """Scaling of a run, or of its last steps; None = without a baseline, or the run has no complete steps."""
     profile = None if baseline is None or run is None else run.profile()
     return None if baseline is None or profile is None else scaling(baseline, profile)
 

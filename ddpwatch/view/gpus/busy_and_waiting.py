@@ -160,7 +160,7 @@ class GpuTotals:
     power_capped: int
     """GPUs at their power cap, and not throttled otherwise."""
     slowest: tuple[Gpu, int] | None
-    """The throttled GPU with the lowest clocks, and its rank; one at its power cap only if there is no other."""
+    """The throttled GPU with the lowest clocks, and its rank; one at its power cap only without any other."""
     failed: int
     """GPUs that are lost or have reported an Xid."""
 

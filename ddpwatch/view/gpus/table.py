@@ -206,7 +206,7 @@ def _totals_texts(totals: GpuTotals) -> list[str]:
 
 
 MAP_FROM_GPUS: Final = 65
-"""With fewer GPUs than this there is no map: the table shows them."""
+"""The map is shown from this number of GPUs on; fewer are in the table."""
 _LABEL: Final = "rank"
 _ERROR: Final = ("✖", Level.BAD)
 _THROTTLED: Final = ("▲", Level.WARN)

@@ -55,7 +55,7 @@ def test_the_order_of_the_parts_decides_between_noise_and_walk():
 
 
 def test_the_added_variance_grows_smoothly():
-    """There is no threshold between noise and a walk."""
+    """Noise and a walk are not separated by a threshold."""
     parts = by_chance(4) - 100.0
 
     reaches = [reach(added(100.0 + parts * size)) for size in np.linspace(0.5, 2.0, 31)]

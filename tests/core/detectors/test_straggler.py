@@ -435,7 +435,7 @@ def test_the_pattern_is_reported_with_the_opening_or_once_as_a_change(every, see
     words = {2: "every 2nd step", 3: "every 3rd step", 4: "every 4th step"}[every]
     reported = [words in event.alert.finding.message for event in events]
 
-    assert True in reported[:2]
+    assert any(reported[:2])
     assert len([event for event in events if event.kind == "changed"]) <= 2
 
 

@@ -291,7 +291,7 @@ def test_a_rank_whose_data_has_ended_and_that_does_something_else_is_reported_wi
         "rank 1 ran out of data after 90 steps and has not joined all_reduce #42 (4.0 MiB): ranks 0, 2"
     )
     assert "timeout in" in finding.message
-    assert finding.message.endswith(". rank 1 has been in data for 13 s"), "that its data has ended is told once"
+    assert finding.message.endswith(". rank 1 has been in data for 13 s"), "that its data has ended is reported once"
     assert (finding.ranks, finding.evidence["op"]) == ((1,), "all_reduce")
     assert stall(evidence) == [], "it is told once"
 
