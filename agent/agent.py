@@ -17,6 +17,7 @@ from ddpwatch.agent.cuda_clock import CudaClock, gpu_of
 from ddpwatch.agent.exit_reason import failure
 from ddpwatch.agent.fail_open import Switch, guarded
 from ddpwatch.agent.hooks.backward import BackwardHooks
+from ddpwatch.agent.hooks.collectives import CollectiveHooks
 from ddpwatch.agent.hooks.comm import BucketTimer
 from ddpwatch.agent.hooks.dataloader import LoaderHooks
 from ddpwatch.agent.hooks.forward import ForwardHooks
@@ -61,6 +62,9 @@ class Agent:
         self._forward = ForwardHooks(self._recorder, backward, self._on_first_forward)
         self._optimizers = OptimizerHooks(self._recorder, self._forward.models)
         self._loaders = LoaderHooks(self._recorder, self._forward)
+        self._collectives = CollectiveHooks(self._recorder, self._forward)
+        if clock.name == CudaClock.name:
+            self._collectives.watch_launches()
         self._recorder.checksums = Checksums(self._forward.models)
         self._recorder.memory = self._publisher.telemetry.memory
         self._wants_buckets = False
@@ -162,7 +166,7 @@ class Agent:
         if self._closed or os.getpid() != self._pid:
             return
         self._closed = True
-        for remove in (self._forward.remove, self._loaders.remove, self._optimizers.remove):
+        for remove in (self._forward.remove, self._loaders.remove, self._collectives.remove, self._optimizers.remove):
             with contextlib.suppress(Exception):
                 remove()
         if self._comm_hooks.timer is self._timer:
@@ -218,6 +222,7 @@ class Agent:
             return
         if not self._only_host:
             self._recorder.successor = partial(CudaClock, device)
+            self._collectives.watch_launches()
             self._description = {**self._description, "clock": CudaClock.name}
         elif not self._noted_host_clock:
             self._noted_host_clock = True

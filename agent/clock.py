@@ -5,7 +5,7 @@ from __future__ import annotations
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, ClassVar, Final
 
-from ddpwatch.wire import PHASES
+from ddpwatch.wire import MAX_POINTS, PHASES
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -13,6 +13,10 @@ if TYPE_CHECKING:
 DATA, FORWARD, BACKWARD, SYNC, OPTIMIZER, OTHER = range(len(PHASES))
 PRESYNC: Final = len(PHASES)
 """Communication before the forward pass; a separate phase inside the agent, part of `sync` elsewhere."""
+SYNC_POINTS: Final = PRESYNC + 1
+"""The first sync point outside DDP; likewise. The further ones follow, and after them all that are summed."""
+CLOCK_PHASES: Final = SYNC_POINTS + MAX_POINTS + 1
+"""Number of phases that a clock distinguishes."""
 
 
 class HostClock:
@@ -25,7 +29,7 @@ class HostClock:
 
     def __init__(self, now: Callable[[], int] = perf_counter_ns) -> None:
         self._now = now
-        self._totals = [0] * (PRESYNC + 1)
+        self._totals = [0] * CLOCK_PHASES
         self.phase = OTHER
         self.since_ns = now()
         """Start of the current phase, by the host's monotonic clock."""
@@ -43,5 +47,5 @@ class HostClock:
         totals = self._totals
         totals[self.phase] += now - self.since_ns
         self.since_ns = now
-        self._totals = [0] * (PRESYNC + 1)
+        self._totals = [0] * CLOCK_PHASES
         return totals, now

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 import torch
 
-from ddpwatch.agent.clock import PRESYNC, HostClock
+from ddpwatch.agent.clock import CLOCK_PHASES, HostClock
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -172,7 +172,7 @@ class CudaClock(HostClock):
         once is not counted again, neither in this step nor in the next.
         """
         first, *stamps = step.events
-        totals = [0] * (PRESYNC + 1)
+        totals = [0] * CLOCK_PHASES
         reached_ns = self._overhang_ns
         passed_ns = 0
         for phase, event in zip(step.phases, (*stamps, end), strict=True):

@@ -81,7 +81,7 @@ class HeartbeatReader:
     def phase(self) -> int:
         """The current phase of the training thread."""
         phase = self._recorder.clock.phase
-        return SYNC if phase == PRESYNC else phase
+        return SYNC if phase >= PRESYNC else phase
 
     def _measure_cpu(self) -> float:
         """CPU use of the process since the last heartbeat, in percent of one core."""

@@ -30,7 +30,9 @@ def run_as_python(function: Callable[..., Any], *, with_all_it_calls: bool = Fal
 
 
 class Patch:
-    """Wraps a method of a class. Not of an instance, because `copy.deepcopy` and `torch.save` would copy the wrapper.
+    """Wraps a method of a class, or a function of a module.
+
+    Not of an instance, because `copy.deepcopy` and `torch.save` would copy the wrapper.
 
     `undo` restores the original, unless another patch was put on top: then the wrapper stays, and must do nothing once
     its owner is switched off. `compiled`: torch.compile may compile the method itself, so the wrapper is compiled, too;
@@ -39,7 +41,7 @@ class Patch:
 
     def __init__(
         self,
-        owner: type,
+        owner: Any,
         name: str,
         wrap: Callable[[Callable[..., Any]], Callable[..., Any]],
         *,
@@ -49,6 +51,8 @@ class Patch:
         self._name = name
         self._inherited = name not in vars(owner)
         self._original = getattr(owner, name)
+        # As it is in the class: a method of torch's bindings would not bind as an attribute read from it.
+        self._found = vars(owner).get(name)
         # An inherited method is looked up in the parent at each call, because others may replace it there.
         call = _parents(owner, name) if self._inherited else self._original
         self._wrapper = functools.wraps(self._original)(wrap(call))
@@ -63,10 +67,10 @@ class Patch:
         if self._inherited:
             delattr(self._owner, self._name)
         else:
-            setattr(self._owner, self._name, self._original)
+            setattr(self._owner, self._name, self._found)
 
 
-def _parents(owner: type, name: str) -> Callable[..., Any]:
+def _parents(owner: Any, name: str) -> Callable[..., Any]:
     def call(instance: Any, *args: Any, **kwargs: Any) -> Any:
         return getattr(super(owner, instance), name)(*args, **kwargs)
 

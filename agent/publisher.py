@@ -87,6 +87,7 @@ class Publisher(threading.Thread):
             wire.Note: deque(maxlen=64),
             wire.Loader: deque(maxlen=16),
             wire.Checksum: deque(maxlen=64),
+            wire.SyncPath: deque(maxlen=wire.MAX_PATHS),
         }
         self.telemetry = Telemetry()
         self.nccl_times = NcclTimes()
@@ -345,6 +346,7 @@ class Publisher(threading.Thread):
             notes=list(self._recent[wire.Note]),
             loaders=list(self._recent[wire.Loader]),
             checksums=list(self._recent[wire.Checksum]),
+            sync_paths=list(self._recent[wire.SyncPath]),
             gpus=self.telemetry.last_reading(rank, self._seq),
             gpu_moments=self.telemetry.moments(),
         )

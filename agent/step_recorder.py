@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import zlib
 from collections import deque
 from threading import get_ident, get_native_id
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeAlias, TypeVar
 
 from ddpwatch.agent.batch_tensors import fingerprint
-from ddpwatch.agent.clock import BACKWARD, DATA, FORWARD, OPTIMIZER, OTHER, PRESYNC, SYNC
+from ddpwatch.agent.clock import BACKWARD, DATA, FORWARD, OPTIMIZER, OTHER, PRESYNC, SYNC, SYNC_POINTS
 from ddpwatch.agent.cuda_clock import CudaClock
-from ddpwatch.wire import PAUSED, SKIPPED, Note, Step
+from ddpwatch.wire import ALL_POINTS, MAX_PATHS, MAX_POINTS, PAUSED, SKIPPED, Note, Step, SyncPath, SyncPoint, fit
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from ddpwatch.agent.clock import HostClock
     from ddpwatch.agent.fail_open import Switch
     from ddpwatch.agent.gpu.allocator import TorchMemory
+    from ddpwatch.agent.hooks.collectives import Site
     from ddpwatch.agent.parameter_checksum import Checksums
 
 T = TypeVar("T")
@@ -50,8 +52,9 @@ class Ring(Generic[T]):
         return taken
 
 
-Record: TypeAlias = tuple[int, tuple[list[int], int], tuple[Any, ...]]
-"""A finished step: its index, what the clock's `cut` returned, and the fields of `Step` from `samples` on."""
+Record: TypeAlias = tuple[int, tuple[list[int], int], tuple[Any, ...], int]
+"""A finished step: its index, what the clock's `cut` returned, the fields of `Step` from `samples` to `values`, and its
+`sync_path`."""
 
 RING_STEPS: Final = 4096
 """Finished steps that wait for the publisher; beyond that the oldest are dropped."""
@@ -102,6 +105,8 @@ class Recorder:
         self.want_buckets = False
         """Whether a viewer subscribes to buckets; set by the agent's thread."""
         self._values: dict[str, float] = {}
+        self._paths: set[int] = set()
+        """Sequences of sync points that were described."""
         self._reset()
 
     def _reset(self) -> None:
@@ -119,6 +124,14 @@ class Recorder:
         """Whether to take a fingerprint of this step's batch."""
         self.busy_ns = 0
         self.comm_bytes = 0
+        self.sync_points = 0
+        """Sync points outside DDP so far."""
+        self._path: list[tuple[Site, int]] = []
+        """The first of them, each with the phase that it interrupted."""
+        self._path_checksum = 0
+        self._unsplit = 0
+        """One bit for each point at which ranks may leave before others have joined; the last one for all further
+        points."""
         self._cost_before_ns = self.switch.cost_ns
         # Not the first steps: they include work that is done once.
         self.switch.timed = self.index % COST_EVERY == COST_EVERY - 1
@@ -148,6 +161,27 @@ class Recorder:
         if self._pass_samples and not 0 < self._update_samples <= self._pass_samples:
             self._update_samples = self._pass_samples
         self._pass_samples = 0
+
+    def add_sync_point(self, site: Site, phase: int) -> None:
+        """Count a sync point outside DDP that the training thread has left, and the phase that it interrupted."""
+        number = min(self.sync_points, MAX_POINTS)
+        if number < MAX_POINTS:
+            self._path.append((site, phase))
+        self.sync_points += 1
+        if not site.splits:
+            self._unsplit |= 1 << number
+        self._path_checksum = zlib.crc32(site.code, self._path_checksum)
+
+    def _sync_path(self) -> int:
+        """Identify the sync points of this step, and describe them when they are passed for the first time."""
+        if not self.sync_points:
+            return 0
+        path = (self._path_checksum << (MAX_POINTS + 1)) | (ALL_POINTS & ~self._unsplit)
+        if path not in self._paths and len(self._paths) < MAX_PATHS:
+            self._paths.add(path)
+            points = [SyncPoint(fit(site.op), fit(site.place), phase) for site, phase in self._path]
+            self.event(SyncPath, path=path, points=points, count=self.sync_points)
+        return path
 
     def see(self, tensor: Tensor) -> None:
         """Take the fingerprint of this step's batch, once."""
@@ -186,6 +220,7 @@ class Recorder:
                 self.switch.cost_ns - self._cost_before_ns,
                 self._values or None,
             ),
+            self._sync_path(),
         )
         if self._cuda_clock is None:
             self.steps.push(record)
@@ -228,7 +263,8 @@ class Recorder:
 
 def to_step(record: Record) -> Step:
     """Convert a record to a message, in the agent's thread, where time does not matter."""
-    index, (ns, end_ns), rest = record
-    sync_ns = ns[SYNC] + ns[PRESYNC]
+    index, (ns, end_ns), rest, sync_path = record
+    sync_ns = ns[SYNC] + sum(ns[PRESYNC:])
     phases = ns[DATA], ns[FORWARD], ns[BACKWARD], sync_ns, ns[OPTIMIZER], ns[OTHER]
-    return Step(index, end_ns, *phases, ns[PRESYNC], *rest)
+    fields = (*phases, ns[PRESYNC], *rest, *ns[SYNC_POINTS:], sync_path)
+    return Step(index, end_ns, *fields)

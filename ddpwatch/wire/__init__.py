@@ -26,6 +26,7 @@ from ddpwatch.wire.limits import (
     MAX_FRAMES,
     MAX_LOG_CHARS,
     MAX_LOG_LINES,
+    MAX_PATHS,
     MAX_SNAP_STEPS,
     MAX_THREADS,
     MAX_TOPIC_BYTES,
@@ -39,7 +40,9 @@ from ddpwatch.wire.limits import (
     ranges,
 )
 from ddpwatch.wire.message_parts import (
+    ALL_POINTS,
     EVALUATED,
+    MAX_POINTS,
     PAUSED,
     PHASES,
     SKIPPED,
@@ -50,6 +53,7 @@ from ddpwatch.wire.message_parts import (
     LogLine,
     StackFrame,
     Step,
+    SyncPoint,
     ThreadStack,
 )
 from ddpwatch.wire.messages import (
@@ -91,6 +95,7 @@ from ddpwatch.wire.messages import (
     Snap,
     Stack,
     Steps,
+    SyncPath,
     beat_ns,
 )
 from ddpwatch.wire.step_table import (
@@ -105,14 +110,16 @@ from ddpwatch.wire.step_table import (
 )
 
 __all__ = [
-    "AGENT_OFF", "BEAT_NS", "EVALUATED", "FAILING", "HELLO_NS", "LIVE_TOPICS", "MANY_RANKS", "MAX_COLLECTIVES",
-    "MAX_COLUMNS",
+    "AGENT_OFF", "ALL_POINTS", "BEAT_NS", "EVALUATED", "FAILING", "HELLO_NS", "LIVE_TOPICS", "MANY_RANKS",
+    "MAX_COLLECTIVES", "MAX_COLUMNS",
     "MAX_ENVIRONMENT", "MAX_FRAMES", "MAX_FRAME_BYTES", "MAX_GPUS", "MAX_GPU_MOMENTS", "MAX_GPU_PROCESSES",
-    "MAX_LOG_CHARS", "MAX_LOG_LINES", "MAX_SNAP_STEPS", "MAX_THREADS", "MAX_THROTTLE", "MAX_TOPIC_BYTES", "MAX_XIDS",
+    "MAX_LOG_CHARS", "MAX_LOG_LINES", "MAX_PATHS", "MAX_POINTS", "MAX_SNAP_STEPS", "MAX_THREADS",
+    "MAX_THROTTLE", "MAX_TOPIC_BYTES", "MAX_XIDS",
     "MIN_COLUMNS", "NO_MESSAGE", "PAUSED", "PHASES", "RELAY_TOPICS", "SKIPPED", "SNAP_PREFIX", "STACKS_PREFIX",
     "STACK_PREFIX", "STEP_BYTES", "STEP_COLUMNS", "STEP_DEFAULTS", "TOPICS", "WIRE_VERSION", "Beat", "Bucket",
     "Buckets", "Bye", "Checksum", "Collective", "Comm", "Comms", "Count", "Figure", "Gone", "Gpu", "GpuMoment",
     "GpuProcess", "Gpus", "Group", "Held", "Hello", "Loader", "LogLine", "LogLines", "Message", "Name", "Note",
-    "Percent", "Rank", "Relay", "Snap", "Stack", "StackFrame", "Step", "Steps", "Text", "ThreadStack", "beat_ns",
+    "Percent", "Rank", "Relay", "Snap", "Stack", "StackFrame", "Step", "Steps", "SyncPath", "SyncPoint", "Text",
+    "ThreadStack", "beat_ns",
     "claimed_rank", "decode", "encode", "fit", "pack_steps", "ranges", "step_of", "unpack_steps",
 ]  # fmt: skip

@@ -25,6 +25,8 @@ MAX_THREADS: Final = 32
 """Threads of one process."""
 MAX_COLLECTIVES: Final = 16
 """Collectives of one rank."""
+MAX_PATHS: Final = 32
+"""Sequences of sync points that one rank describes."""
 MAX_ENVIRONMENT: Final = 64
 """Environment variables in one hello."""
 MAX_LOG_LINES: Final = 256

@@ -16,6 +16,10 @@ PAUSED: Final = 2
 """Flag of a step that was partly inside `agent.pause(...)`."""
 EVALUATED: Final = 4
 """Flag of a step in which the model also ran without training (evaluation)."""
+MAX_POINTS: Final = 6
+"""Sync points of a step outside DDP that are measured one by one; the time of further ones is summed."""
+ALL_POINTS: Final = (1 << (MAX_POINTS + 1)) - 1
+"""Bits of `Step.sync_path`, one for each of these points and the last for all further ones."""
 
 
 class Step(Struct, array_like=True, frozen=True, gc=False):
@@ -51,6 +55,19 @@ class Step(Struct, array_like=True, frozen=True, gc=False):
     """Time of ddpwatch's hooks on the training thread; 0 = not measured in this step."""
     values: dict[Name, float] | None = None
     """Values the script passed to `agent.log(...)`."""
+    point1_ns: Count = 0
+    """The part of `sync_ns` at the first sync point outside DDP: a collective that the script calls. The same for the
+    further ones, in their order."""
+    point2_ns: Count = 0
+    point3_ns: Count = 0
+    point4_ns: Count = 0
+    point5_ns: Count = 0
+    point6_ns: Count = 0
+    more_points_ns: Count = 0
+    """The part of `sync_ns` at sync points outside DDP beyond these."""
+    sync_path: Count = 0
+    """Identifies the sequence of sync points outside DDP: ranks with the same one passed the same operations. Its
+    lowest `MAX_POINTS + 1` bits are set for points that all ranks leave together. 0 = there were none."""
 
     @property
     def step_ns(self) -> int:
@@ -61,6 +78,17 @@ class Step(Struct, array_like=True, frozen=True, gc=False):
     def self_ns(self) -> int:
         """Self time: the step without waiting for other ranks."""
         return self.step_ns - self.sync_ns
+
+
+class SyncPoint(Struct, array_like=True, frozen=True, gc=False):
+    """A place in the script where the training thread waits in a collective."""
+
+    op: Name
+    """Function of torch.distributed."""
+    place: Name
+    """File and line of the script."""
+    phase: Annotated[int, Meta(ge=0, lt=len(PHASES))]
+    """Phase of the step that it interrupts."""
 
 
 class Group(Struct, array_like=True, frozen=True, gc=False):

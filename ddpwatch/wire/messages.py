@@ -11,6 +11,7 @@ from ddpwatch.wire.limits import (
     MAX_ENVIRONMENT,
     MAX_FRAME_BYTES,
     MAX_LOG_LINES,
+    MAX_PATHS,
     MAX_SNAP_STEPS,
     MAX_STEPS,
     MAX_THREADS,
@@ -19,7 +20,18 @@ from ddpwatch.wire.limits import (
     Rank,
     Text,
 )
-from ddpwatch.wire.message_parts import PHASES, Bucket, Collective, Comm, Group, LogLine, Step, ThreadStack
+from ddpwatch.wire.message_parts import (
+    MAX_POINTS,
+    PHASES,
+    Bucket,
+    Collective,
+    Comm,
+    Group,
+    LogLine,
+    Step,
+    SyncPoint,
+    ThreadStack,
+)
 from ddpwatch.wire.step_table import MAX_COLUMNS, MIN_COLUMNS, UNSTATED_COLUMNS
 
 MANY_RANKS: Final = 256
@@ -236,6 +248,17 @@ class Loader(_Message, frozen=True, tag="loader"):
     length: Count = 0
 
 
+class SyncPath(_Message, frozen=True, tag="path"):
+    """A sequence of sync points outside DDP, sent when a step passes it for the first time."""
+
+    step: Count
+    path: Count
+    """`Step.sync_path` of steps that pass it."""
+    points: Annotated[list[SyncPoint], Meta(max_length=MAX_POINTS)]
+    count: Count
+    """Number of all its sync points."""
+
+
 class Checksum(_Message, frozen=True, tag="checksum"):
     """CRC of one slice of the parameters after a step; replicas that differ have drifted apart."""
 
@@ -331,13 +354,14 @@ class Snap(_Message, frozen=True, tag="snap"):
     notes: Annotated[list[Note], Meta(max_length=64)] = []
     loaders: Annotated[list[Loader], Meta(max_length=16)] = []
     checksums: Annotated[list[Checksum], Meta(max_length=64)] = []
+    sync_paths: Annotated[list[SyncPath], Meta(max_length=MAX_PATHS)] = []
     gpus: Gpus | None = None
     gpu_moments: Annotated[list[GpuMoment], Meta(max_length=MAX_GPUS * MAX_GPU_MOMENTS)] = []
     """Oldest first."""
 
 
 Message: TypeAlias = (
-    Hello | Steps | Comms | Beat | Gpus | Note | Loader | Checksum
+    Hello | Steps | Comms | Beat | Gpus | Note | Loader | SyncPath | Checksum
     | Buckets | Stack | Gone | Held | LogLines | Relay | Bye | Snap
 )  # fmt: skip
 
@@ -353,6 +377,7 @@ TOPICS: Final[dict[type[Any], bytes]] = {
     Beat: b"beat",
     Note: b"event",
     Loader: b"event",
+    SyncPath: b"event",
     Checksum: b"event",
     Bye: b"event",
     Gone: b"gone",

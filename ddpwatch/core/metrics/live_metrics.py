@@ -126,12 +126,12 @@ def _throughput(window: Window) -> tuple[int | None, float | None]:
 
 
 def _overlap(window: Window) -> float | None:
-    """Only the gradient all-reduce can overlap, so `sync` before the forward pass does not count."""
+    """Only the gradient all-reduce can overlap, so other `sync` does not count."""
     busy_ns = window.column("busy_ns").astype(np.float64)
     known = busy_ns > 0
     if not known.any():
         return None
-    exposed_ns = window.sync_points_ns[1]
+    exposed_ns = window.after_backward_ns
     return float(np.clip(1.0 - exposed_ns[known].sum() / busy_ns[known].sum(), 0.0, 1.0))
 
 

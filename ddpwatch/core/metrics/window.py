@@ -15,7 +15,7 @@ import numpy as np
 from ddpwatch.core.limits import WindowLimits
 from ddpwatch.core.state.run import ALIVE
 from ddpwatch.core.state.step_store import CAPACITY_STEPS, COLUMNS
-from ddpwatch.wire import EVALUATED, PAUSED, PHASES, SKIPPED
+from ddpwatch.wire import EVALUATED, MAX_POINTS, PAUSED, PHASES, SKIPPED
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -34,6 +34,12 @@ UNUSUAL: Final = SKIPPED | PAUSED | EVALUATED
 FIRST_PHASE: Final = f"{PHASES[0]}_ns"
 """The phases are contiguous columns of the table, in order."""
 SYNC: Final = PHASES.index("sync")
+BEFORE_FORWARD: Final = [PHASES.index("data"), PHASES.index("other")]
+"""Phases that lie mostly between the end of a step and the next forward pass."""
+ROOT: Final = 0
+"""The rank whose buffers DDP broadcasts."""
+POINT_COLUMNS: Final = (*(f"point{number}_ns" for number in range(1, MAX_POINTS + 1)), "more_points_ns")
+SYNC_PATH: Final = "sync_path"
 NOT_KNOWN: Final = 255
 """In arrays of `excess_percent`: the rank has no such step."""
 NumberT = TypeVar("NumberT", bound=np.generic)
@@ -102,22 +108,75 @@ class Window:
         return self.step_ns - self.phases_ns[:, SYNC]
 
     @cached_property
-    def sync_points_ns(self) -> tuple[IntArray, IntArray]:
-        """Sync at the two sync points of a step: before the forward pass, and after backward."""
-        presync_ns = self.column("presync_ns")
-        return presync_ns, self.phases_ns[:, SYNC] - presync_ns
+    def script_points_ns(self) -> IntArray:
+        """(point, rank, step): sync at the collectives that the script calls, in their order; the last row sums those
+        beyond `MAX_POINTS`. No rows if no rank reports any.
+        """
+        if SYNC_PATH not in self.columns:
+            return np.empty((0, *self.step_ns.shape), dtype=np.int64)
+        first = self.columns.index(POINT_COLUMNS[0])
+        points_ns: IntArray = self.table[:, first : first + len(POINT_COLUMNS)].swapaxes(0, 1)
+        return points_ns
 
     @cached_property
-    def wire_ns(self) -> IntArray:
-        """Network time of each step: at each sync point, the sync of the last rank to arrive."""
-        before, after = self.sync_points_ns
-        wire_ns: IntArray = before.min(axis=0) + after.min(axis=0)
-        return wire_ns
+    def matched_points(self) -> NDArray[np.bool_]:
+        """(point, step): whether all ranks passed the same operations in this step, and leave this one together."""
+        if SYNC_PATH not in self.columns:
+            return np.empty((0, len(self)), dtype=np.bool_)
+        paths = self.column(SYNC_PATH)
+        same = (paths == paths[:1]).all(axis=0)
+        bits = np.arange(len(POINT_COLUMNS))[:, None]
+        matched: NDArray[np.bool_] = same & ((paths[0] >> bits) & 1).astype(np.bool_)
+        return matched
+
+    @cached_property
+    def after_backward_ns(self) -> IntArray:
+        """Sync in which DDP ends the backward pass."""
+        script_ns: IntArray = self.script_points_ns.sum(axis=0)
+        sync_ns: IntArray = self.phases_ns[:, SYNC] - self.column("presync_ns") - script_ns
+        return sync_ns
+
+    @cached_property
+    def presync_wait_ns(self) -> IntArray:
+        """Waiting before the forward pass, where rank 0 broadcasts its buffers.
+
+        Not by the minimum over ranks: the root of a broadcast leaves early. A rank waits as long as the root comes
+        later from its work before the forward pass, and at most as long as it was in sync.
+        """
+        presync_ns = self.column("presync_ns")
+        if ROOT not in self.ranks:
+            return np.zeros_like(presync_ns)
+        before_ns = self.phases_ns[:, BEFORE_FORWARD].sum(axis=1)
+        late_ns = before_ns[self.ranks.index(ROOT)] - before_ns
+        wait_ns: IntArray = np.clip(late_ns, 0, presync_ns)
+        return wait_ns
+
+    @cached_property
+    def arrivals_ns(self) -> list[IntArray]:
+        """At each sync point where arrivals can be compared, the time in it of each rank as (rank, step): least of the
+        last to arrive.
+        """
+        points_ns = [self.presync_wait_ns, self.after_backward_ns]
+        for point_ns, matched in zip(self.script_points_ns, self.matched_points, strict=True):
+            if matched.any():
+                points_ns.append(np.where(matched, point_ns, 0))
+        return points_ns
 
     @cached_property
     def wait_ns(self) -> IntArray:
-        """Time that each rank waited for slower ones: its sync without `wire_ns`."""
-        return self.phases_ns[:, SYNC] - self.wire_ns
+        """Time that each rank waited for slower ones: at each sync point, what exceeds that of the last to arrive."""
+        wait_ns = np.zeros_like(self.step_ns)
+        for point_ns in self.arrivals_ns:
+            wait_ns += point_ns - point_ns.min(axis=0)
+        return wait_ns
+
+    @cached_property
+    def wire_ns(self) -> IntArray:
+        """Network time of each step: sync without waiting, as the mean of its ranks. Sync points where arrivals cannot
+        be compared count in full.
+        """
+        wire_ns: IntArray = np.rint(self.job_sync_ns - self.wait_ns.mean(axis=0)).astype(np.int64)
+        return wire_ns
 
     @cached_property
     def job_step_ns(self) -> NDArray[np.float64]:
@@ -159,7 +218,7 @@ class Window:
         cost_ns = np.zeros_like(self.step_ns)
         if len(self.ranks) < 2:
             return cost_ns
-        for sync_ns in self.sync_points_ns:
+        for sync_ns in self.arrivals_ns:
             add_straggler_cost(cost_ns, sync_ns)
         # Two ranks, late at one sync point each, may claim the same time: together they cost at most the step.
         claimed_ns, step_ns = cost_ns.sum(axis=0), self.step_ns.min(axis=0)
@@ -173,7 +232,7 @@ class Window:
         the group.
         """
         cost_ns = np.zeros((len(groups), len(self)), dtype=np.int64)
-        for sync_ns in self.sync_points_ns:
+        for sync_ns in self.arrivals_ns:
             add_straggler_cost(cost_ns, np.stack([sync_ns[rows].min(axis=0) for rows in groups]))
         return cost_ns
 
@@ -261,6 +320,8 @@ def aligned_window(
     state: RunState, ranks: Sequence[RankState], indices: IntArray, columns: Sequence[str] = COLUMNS
 ) -> Window:
     """Window of these steps, all of which all ranks must hold."""
+    if state.has_sync_points and SYNC_PATH not in columns:
+        columns = (*columns, *POINT_COLUMNS, SYNC_PATH)
     stores = {rank.steps.store for rank in ranks}
     if len(stores) == 1:
         table = stores.pop().read([rank.steps.row for rank in ranks], indices, columns)

@@ -12,11 +12,11 @@ from msgspec.structs import force_setattr
 
 from ddpwatch.core.state.rank import PARTS
 from ddpwatch.core.state.sanitize import NAME_CHARS, NOTE_CHARS, are_sanitized, is_sanitized, sanitize, sanitized
-from ddpwatch.wire import FAILING, Bye, Stack, StackFrame, ThreadStack
+from ddpwatch.wire import FAILING, Bye, Checksum, Loader, Stack, StackFrame, ThreadStack
 
 if TYPE_CHECKING:
     from ddpwatch.core.state.rank import RankState
-    from ddpwatch.wire import Beat, Group, Hello, Note, Snap
+    from ddpwatch.wire import Beat, Group, Hello, Note, Snap, SyncPath
 
 
 def sanitized_hello(hello: Hello) -> Hello:
@@ -79,6 +79,11 @@ def sanitized_bye(bye: Bye) -> Bye:
     return kept if collectives == bye.collectives else msgspec.structs.replace(kept, collectives=collectives)
 
 
+def sanitized_path(path: SyncPath) -> SyncPath:
+    """A sequence of sync points."""
+    return msgspec.structs.replace(path, points=[sanitized(point, NAME_CHARS) for point in path.points])
+
+
 def without_steps_and_gpus(beat: Beat) -> Beat:
     """The same heartbeat without its steps and GPUs, which are stored elsewhere: it is kept until the next one."""
     if beat.table:
@@ -90,7 +95,18 @@ def without_steps_and_gpus(beat: Beat) -> Beat:
     return beat
 
 
-def apply_note(rank: RankState, note: Note, now_ns: int) -> None:
+def apply_event(rank: RankState, event: Note | Loader | Checksum, now_ns: int) -> None:
+    """Keep an event of the training."""
+    match event:
+        case Loader():
+            rank.add_loader(sanitized(event, NAME_CHARS))
+        case Checksum():
+            rank.add_checksum(sanitized(event, NAME_CHARS))
+        case _:
+            _apply_note(rank, event, now_ns)
+
+
+def _apply_note(rank: RankState, note: Note, now_ns: int) -> None:
     """Keep a note; a note of a failure is kept as the exit message that it announces."""
     if note.kind == FAILING:
         bye = Bye(rank=note.rank, seq=0, reason="failed", text=note.text, mono_ns=note.mono_ns)
@@ -112,6 +128,8 @@ def apply_snap(rank: RankState, snap: Snap, now_ns: int) -> None:
         rank.add_loader(sanitized(loader, NAME_CHARS))
     for checksum in snap.checksums:
         rank.add_checksum(sanitized(checksum, NAME_CHARS))
+    for path in snap.sync_paths:
+        rank.add_sync_path(sanitized_path(path))
     rank.gpus.recall(snap.gpu_moments)
     if snap.gpus is not None:
         rank.gpus.update(snap.gpus, now_ns)

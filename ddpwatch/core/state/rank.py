@@ -12,10 +12,10 @@ import numpy as np
 from ddpwatch.core.state.gpu import RankGpus
 from ddpwatch.core.state.sanitize import NAME_CHARS, sanitize
 from ddpwatch.core.state.step_store import MAX_STEP_NS, StepRing
-from ddpwatch.wire import AGENT_OFF
+from ddpwatch.wire import AGENT_OFF, MAX_PATHS
 
 if TYPE_CHECKING:
-    from ddpwatch.wire import Beat, Buckets, Bye, Checksum, Comm, Gone, Hello, Loader, Note, Stack, Step
+    from ddpwatch.wire import Beat, Buckets, Bye, Checksum, Comm, Gone, Hello, Loader, Note, Stack, Step, SyncPath
 
 RSS_SAMPLES_KEPT: Final = 360
 """Samples of the resident memory kept of each rank."""
@@ -261,6 +261,8 @@ class RankState:
     notes: dict[tuple[int, str, str], Note] = field(default_factory=dict)
     loaders: dict[tuple[int, int, str], Loader] = field(default_factory=dict)
     checksums: dict[tuple[int, str, int], Checksum] = field(default_factory=dict)
+    sync_paths: dict[int, SyncPath] = field(default_factory=dict)
+    """Sequences of sync points outside DDP, by `Step.sync_path`."""
     rss_history: RssHistory = field(default_factory=RssHistory)
     cpu_starvation: CpuStarvation = field(default_factory=CpuStarvation)
     gpus: RankGpus = field(default_factory=RankGpus)
@@ -402,6 +404,11 @@ class RankState:
     def add_loader(self, loader: Loader) -> None:
         """Keep the start of a pass over the data, once."""
         _keep(self.loaders, (loader.step, loader.epoch, loader.sampler), loader, MAX_LOADERS)
+
+    def add_sync_path(self, path: SyncPath) -> None:
+        """Keep the description of a sequence of sync points, once."""
+        if len(self.sync_paths) < MAX_PATHS:
+            self.sync_paths.setdefault(path.path, path)
 
     def add_checksum(self, checksum: Checksum) -> None:
         """Keep a checksum, once."""

@@ -5,7 +5,7 @@ No clock is read here: time arrives with every message and tick, so that a repla
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, Literal, NoReturn, TypeAlias
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 from ddpwatch import wire
 from ddpwatch.core.limits import LivenessLimits
@@ -36,7 +36,16 @@ RunCondition: TypeAlias = Literal["waiting", "live", "silent", "ended"]
 
 
 _Numbered: TypeAlias = (
-    wire.Hello | wire.Steps | wire.Comms | Beat | wire.Gpus | wire.Note | wire.Loader | wire.Checksum | wire.Bye
+    wire.Hello
+    | wire.Steps
+    | wire.Comms
+    | Beat
+    | wire.Gpus
+    | wire.Note
+    | wire.Loader
+    | wire.SyncPath
+    | wire.Checksum
+    | wire.Bye
 )
 """Messages with sequence numbers, of which duplicates and gaps are detected."""
 _OfRank: TypeAlias = _Numbered | wire.Buckets | wire.Stack | wire.Gone | wire.Held | wire.Snap
@@ -80,6 +89,8 @@ class RunState:
         """Number of invalid frames that name no rank."""
         self.bad_reason = ""
         """Why the latest invalid frame was refused."""
+        self.has_sync_points = False
+        """Whether steps have sync points outside DDP."""
 
     @property
     def bad(self) -> int:
@@ -217,6 +228,7 @@ class RunState:
             case wire.Snap():
                 self._store_pending()
                 ingest.apply_snap(rank, message, now_ns)
+                self.has_sync_points |= bool(message.sync_paths)
             case wire.Buckets():
                 rank.apply_buckets(message)
             case wire.Stack():
@@ -239,16 +251,13 @@ class RunState:
                 rank.gpus.update(message, now_ns)
             case Beat():
                 self._apply_beat(rank, message, now_ns)
-            case wire.Note():
-                ingest.apply_note(rank, message, now_ns)
-            case wire.Loader():
-                rank.add_loader(sanitized(message, NAME_CHARS))
-            case wire.Checksum():
-                rank.add_checksum(sanitized(message, NAME_CHARS))
+            case wire.SyncPath():
+                self.has_sync_points = True
+                rank.add_sync_path(ingest.sanitized_path(message))
             case wire.Bye():
                 rank.apply_bye(ingest.sanitized_bye(message), now_ns)
             case _:
-                _unreachable(message)
+                ingest.apply_event(rank, message, now_ns)
 
     def condition(self, rank: RankState) -> Condition:
         """Condition of the rank at `now_ns`."""
@@ -326,8 +335,3 @@ class RunState:
             # A new dict: another thread may be iterating over the old one.
             self.ranks = dict(sorted({**self.ranks, number: rank}.items()))
         return rank
-
-
-def _unreachable(message: NoReturn) -> NoReturn:
-    """Make mypy prove that every type of message is handled."""
-    raise AssertionError(f"unhandled message {message!r}")

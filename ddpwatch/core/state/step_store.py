@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 from itertools import pairwise
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 import numpy as np
@@ -25,7 +25,9 @@ COLUMN: Final = {name: row for row, name in enumerate(COLUMNS)}
 TIMES: Final = COLUMNS[COLUMN["data_ns"] : COLUMN["samples"] + 1]
 """The fields that most readers need: the phases, contiguous and in order, and the number of samples."""
 SYNC: Final = COLUMN["sync_ns"]
-PRESYNC: Final = COLUMN["presync_ns"]
+SYNC_PARTS: Final = [COLUMN["presync_ns"], *range(COLUMN["point1_ns"], COLUMN["more_points_ns"] + 1)]
+"""Parts of `sync`, which cannot exceed it together."""
+_sync_parts: Final = itemgetter(*SYNC_PARTS)
 FLAGS: Final = COLUMN["flags"]
 PHASES: Final = slice(COLUMN["data_ns"], COLUMN["other_ns"] + 1)
 """Phase durations of a row; their sum is the step."""
@@ -140,7 +142,7 @@ class StepRing:
         refused, following = 0, self.newest + 1
         for values in rows:
             index = values[_INDEX]
-            if values[PRESYNC] > values[SYNC] or sum(values[PHASES]) > MAX_STEP_NS:
+            if sum(_sync_parts(values)) > values[SYNC] or sum(values[PHASES]) > MAX_STEP_NS:
                 refused += 1
             elif index == following and not values[FLAGS]:
                 # Fast path for nearly every step; it matters with thousands of ranks.
@@ -322,7 +324,8 @@ def _are_plain(rows: IntArray) -> bool:
         and rows.max() <= MAX_VALUE
         and rows[:, PHASES].max() <= _SAFE_NS
         and not rows[:, FLAGS].any()
-        and (rows[:, PRESYNC] <= rows[:, SYNC]).all()
+        and rows[:, SYNC_PARTS].max() <= _SAFE_NS
+        and (rows[:, SYNC_PARTS].sum(axis=1) <= rows[:, SYNC]).all()
     )
 
 
@@ -332,5 +335,7 @@ def valid_rows(rows: IntArray) -> NDArray[np.bool_]:
     phases_ns = rows[:, PHASES]
     within &= (phases_ns <= MAX_STEP_NS).all(axis=1)
     within &= np.where(within, phases_ns.sum(axis=1), 0) <= MAX_STEP_NS
-    valid: NDArray[np.bool_] = within & (rows[:, PRESYNC] <= rows[:, SYNC])
+    parts_ns = np.where(within[:, None], rows[:, SYNC_PARTS], 0)
+    valid: NDArray[np.bool_] = within & (parts_ns <= MAX_STEP_NS).all(axis=1)
+    valid &= np.where(valid, parts_ns.sum(axis=1), 0) <= rows[:, SYNC]
     return valid

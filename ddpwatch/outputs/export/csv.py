@@ -8,6 +8,7 @@ from typing import IO, TYPE_CHECKING, Final
 
 import numpy as np
 
+from ddpwatch.core.metrics.window import SYNC
 from ddpwatch.core.state.sanitize import NAME_CHARS, sanitize
 from ddpwatch.core.units import MAX_UNIX_NS
 from ddpwatch.wire import EVALUATED, PAUSED, PHASES, SKIPPED
@@ -70,7 +71,6 @@ def _logged(window: Window, names: Sequence[str], logged: Logged) -> list[list[o
 
 
 def _measured(window: Window) -> list[list[object]]:
-    shape = window.step_ns.shape
     split = window.complete
     unknown: list[object] = [""] * window.step_ns.size
     flags = window.column("flags")
@@ -78,7 +78,7 @@ def _measured(window: Window) -> list[list[object]]:
         _ms(window.step_ns),
         *(_ms(window.phases_ns[:, place]) for place in range(len(PHASES))),
         _ms(window.self_ns),
-        _ms(np.broadcast_to(window.wire_ns, shape)) if split else unknown,
+        _ms(window.phases_ns[:, SYNC] - window.wait_ns) if split else unknown,
         _ms(window.wait_ns) if split else unknown,
         *(_reported_values(window.column(name)) for name in ("samples", "batch", "backwards")),
         *(_by_step((flags & flag != 0).astype(np.int64)) for flag in FLAGS.values()),

@@ -19,6 +19,7 @@ from typing import IO, TYPE_CHECKING, Any, Final
 import msgspec
 import numpy as np
 
+from ddpwatch.core.metrics.window import SYNC
 from ddpwatch.core.state.sanitize import NAME_CHARS, NOTE_CHARS, sanitize
 from ddpwatch.recording.alerts import reported
 from ddpwatch.version import VERSION
@@ -104,10 +105,15 @@ def _pieces(window: Window) -> IntArray:
     """(rank, piece, step), adding up to the steps. While a rank is missing all sync counts as waiting."""
     pieces_ns = {name: [window.phases_ns[:, place]] for place, name in enumerate(PHASES)}
     pieces_ns |= {"waiting": [], "wire": []}
-    for sync_ns in window.sync_points_ns:
-        wire_ns = sync_ns.min(axis=0) if window.complete else np.zeros(len(window), dtype=np.int64)
-        pieces_ns["waiting"].append(sync_ns - wire_ns)
-        pieces_ns["wire"].append(np.broadcast_to(wire_ns, sync_ns.shape))
+    before_ns = window.column("presync_ns")
+    after_ns = window.phases_ns[:, SYNC] - before_ns
+    wait_before_ns, wait_after_ns = before_ns, after_ns
+    if window.complete:
+        wait_before_ns = window.presync_wait_ns
+        wait_after_ns = window.wait_ns - wait_before_ns
+    for sync_ns, wait_ns in ((before_ns, wait_before_ns), (after_ns, wait_after_ns)):
+        pieces_ns["waiting"].append(wait_ns)
+        pieces_ns["wire"].append(sync_ns - wait_ns)
     return np.stack([pieces_ns[name].pop(0) for name in PIECES], axis=1)
 
 
@@ -171,7 +177,7 @@ class _Tracer:
 
     def _arrows(self, window: Window, layout: Layout) -> Iterator[str]:
         """Arrows from the arrival of the last rank to the release of those that waited for it."""
-        sync_ns = window.sync_points_ns[1]
+        sync_ns = window.after_backward_ns
         last = sync_ns.argmin(axis=0)
         waited_ns = sync_ns - sync_ns.min(axis=0)
         long = waited_ns >= LONG_WAIT * np.maximum(window.step_ns, 1)

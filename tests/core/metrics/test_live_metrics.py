@@ -22,6 +22,9 @@ def make_state(steps_by_rank, world=None, now_ns=1):
     for rank, steps in steps_by_rank.items():
         state.apply(make_beat(rank, seq=1), now_ns)
         state.apply(wire.Steps(rank=rank, seq=2, steps=steps), now_ns)
+        for path in {step.sync_path for step in steps} - {0}:
+            points = [wire.SyncPoint("all_reduce", "train.py:88", 5)]
+            state.apply(wire.SyncPath(rank=rank, seq=3, step=0, path=path, points=points, count=1), now_ns)
     return state
 
 
@@ -57,7 +60,8 @@ def test_the_share_is_wire_plus_waiting():
 
 
 def test_two_ranks_that_are_late_for_one_sync_point_each_are_waited_for_twice():
-    figures = measure(make_state({0: steps(1, 2, sync=11, presync_ns=MS), 1: steps(1, 2, sync=11, presync_ns=10 * MS)}))
+    path = {"sync": 11, "sync_path": wire.ALL_POINTS}
+    figures = measure(make_state({0: steps(1, 2, **path, point1_ns=MS), 1: steps(1, 2, **path, point1_ns=10 * MS)}))
 
     assert figures.wire_share == pytest.approx(2 / 39)
     assert [rank.wait_ns for rank in figures.ranks.values()] == [9 * MS, 9 * MS]
@@ -187,7 +191,7 @@ def test_bus_bandwidth_is_that_of_the_rank_that_waits_least():
 
 
 sync_points = st.tuples(st.integers(0, 3 * 28 * MS), st.integers(0, 3 * 28 * MS))
-"""Sync before the forward pass and after backward."""
+"""Sync at a collective of the script and after backward."""
 sync_tables = st.integers(1, 5).flatmap(
     lambda world: st.lists(st.lists(sync_points, min_size=world, max_size=world), min_size=1, max_size=8)
 )
@@ -200,7 +204,7 @@ def test_wire_and_waiting_add_up_to_sync_for_every_rank_and_step(by_step):
     state = make_state(
         {
             rank: [
-                make_step(index + 1, presync_ns=syncs[rank][0], sync_ns=sum(syncs[rank]))
+                make_step(index + 1, point1_ns=syncs[rank][0], sync_ns=sum(syncs[rank]), sync_path=wire.ALL_POINTS)
                 for index, syncs in enumerate(by_step)
             ]
             for rank in range(world)
