@@ -134,6 +134,19 @@ class CommShareLimits(_Group, frozen=True):
     """Closed after this number of steps below the share."""
 
 
+class SyncPointLimits(_Group, frozen=True):
+    """A collective that the script calls itself takes too much of the step."""
+
+    share: Share = 0.05
+    """Opened above this fraction of the step, without waiting for slower ranks."""
+    close_part: Fraction = 0.8
+    """Closed below this fraction of `share`."""
+    window_steps: Steps = 50
+    """Steps evaluated."""
+    linger_steps: Steps = 100
+    """Closed after this number of steps below the share."""
+
+
 class SlowLinkLimits(_Group, frozen=True):
     """The wire takes longer than earlier for the same bytes."""
 
@@ -419,6 +432,7 @@ class Limits(_Group, frozen=True):
     judge: EvaluationLimits = EvaluationLimits()
     straggler: StragglerLimits = StragglerLimits()
     comm_share: CommShareLimits = CommShareLimits()
+    sync_point: SyncPointLimits = SyncPointLimits()
     slow_link: SlowLinkLimits = SlowLinkLimits()
     data_bound: DataBoundLimits = DataBoundLimits()
     slowdown: SlowdownLimits = SlowdownLimits()

@@ -15,7 +15,7 @@ from ddpwatch.tui.widgets import Canvas, Painted, cursor_keys
 from ddpwatch.view import overview
 from ddpwatch.view.alerts.page import alert_detail, alert_list, all_alerts
 from ddpwatch.view.alerts.panel import alert_panel, alert_rows, hang_lines
-from ddpwatch.view.allreduce import bucket_lines, share_lines
+from ddpwatch.view.allreduce import bucket_lines, share_lines, sync_point_lines
 from ddpwatch.view.cells import Cell, Level, fit
 from ddpwatch.view.charts.chart import SOLID, Band, chart
 from ddpwatch.view.charts.heatmap import heat_legend, heat_map
@@ -230,15 +230,21 @@ class Ranks(Pane):
 
 
 class AllReduce(Pane):
-    """The all-reduce share over time, and the gradient buckets."""
+    """The all-reduce share over time, the sync points of a step, and the gradient buckets."""
 
     def compose(self) -> ComposeResult:
         """Each in a box."""
         yield Painted(share_lines, title="all-reduce share of the step", id="share", classes="box fixed")
+        yield Painted(sync_point_lines, title="sync points of a step", id="sync-points", classes="box fixed")
         yield Painted(bucket_lines, title="gradient buckets", id="buckets", classes="box fixed")
 
     def set_heights(self, run_view: RunView) -> None:
-        """The buckets take half; without any, only the rows of the text that says so."""
+        """The buckets take half; without any, only the rows of the text that says so. Sync points take their rows, up
+        to a third.
+        """
+        points = len(sync_point_lines(run_view, max(self.room.width - BOX_COLUMNS, 1), WHOLE))
+        self.query_one("#sync-points").display = bool(points)
+        set_height(self.query_one("#sync-points"), min(points + BOX_ROWS, self.room.height // 3))
         timed = any(row.state.buckets is not None for row in run_view.urgent[:ASKED_RANKS])
         text_rows = len(bucket_lines(run_view, max(self.room.width - BOX_COLUMNS, 1), WHOLE)) + BOX_ROWS
         set_height(self.query_one("#buckets"), self.room.height // 2 if timed else text_rows)

@@ -12,6 +12,7 @@ import numpy as np
 
 from ddpwatch.core import rule_names as rules
 from ddpwatch.core.metrics.live_metrics import backward_ns_of, timings_of
+from ddpwatch.core.metrics.sync_points import EVERY_STEP
 from ddpwatch.core.units import UNPROVEN, count, ms, percent, plural, ranks_text, size, wire_and_waiting
 from ddpwatch.view.alerts.format import MARKS
 from ddpwatch.view.cells import Cell, Level, fit, pad
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ddpwatch.core.metrics.live_metrics import Figures, Timing
+    from ddpwatch.core.metrics.sync_points import SyncPointFigures
     from ddpwatch.core.state.rank import RankState
     from ddpwatch.view.cells import Line
     from ddpwatch.view.charts.phase_bar import Piece
@@ -45,6 +47,10 @@ MEASURED: Final = frozenset({"buckets", "hook"})
 # Titles and widths, in terminal cells, of the columns left and right of the bars.
 TITLES: Final = (("#", 4), ("SIZE", 5), ("READY", 6), ("TOOK", 6))
 FIGURES: Final = (("HIDDEN", 6), ("GB/s", 6))
+POINT_TITLES: Final = (("MS", 8), ("STEP%", 8), ("wire", 8), ("waiting", 9), ("STEPS", 8))
+"""Titles and widths, in terminal cells, of the columns of sync points."""
+MIN_POINT_SHARE: Final = 0.01
+"""Sync points with a smaller fraction of all sync are left out."""
 HOW: Final = (
     'Bucket timing is off. To turn it on: ddpwatch.agent.install(model, comm="buckets")',
     "It adds a communication hook to DDP: some microseconds per bucket. One registered by your script is timed anyway.",
@@ -197,6 +203,37 @@ def _band(piece: Piece, values: NDArray[np.float64]) -> Band:
 
 def _label(text: str) -> Cell:
     return Cell(text.ljust(LABEL_COLUMNS), Level.DIM)
+
+
+def sync_point_lines(run_view: RunView, columns: int, rows: int) -> list[Line]:
+    """Sync points of a step with their call sites, the longest first; empty if the script calls no collective."""
+    figures = run_view.figures
+    if figures is None or not run_view.state.has_sync_points:
+        return []
+    points = figures.aggregate.sync_points(run_view.state)
+    total = sum(point.share for point in points)
+    name_columns = max(columns - sum(width for _, width in POINT_TITLES), MIN_BAR_COLUMNS)
+    titles = "".join(pad(title, width, right=True) for title, width in POINT_TITLES)
+    lines: list[Line] = [[Cell(pad("SYNC POINT", name_columns) + titles, Level.DIM)]]
+    lines += [_point_line(point, name_columns) for point in points if point.share >= MIN_POINT_SHARE * total]
+    return [fit(line, columns) for line in lines[: max(rows, 0)]]
+
+
+def _point_line(point: SyncPointFigures, name_columns: int) -> Line:
+    interrupts = f" in {point.phase}" if point.phase and point.phase != "other" else ""
+    texts = [
+        ms(point.mean_ns),
+        percent(point.share),
+        percent(point.wire_share),
+        percent(point.wait_share),
+        "" if point.steps_share >= EVERY_STEP else percent(point.steps_share),
+    ]
+    levels = (Level.PLAIN, Level.STRONG, Level.WIRE, Level.WAITING, Level.DIM)
+    cells = [
+        Cell(pad(text, width, right=True), level)
+        for text, (_, width), level in zip(texts, POINT_TITLES, levels, strict=True)
+    ]
+    return [Cell(pad(f"{point.label}{interrupts}", name_columns)), *cells]
 
 
 def bucket_lines(run_view: RunView, columns: int, rows: int, *, rank: int | None = None) -> list[Line]:

@@ -26,12 +26,14 @@ from ddpwatch.core.detectors.slow_link import slow_link
 from ddpwatch.core.detectors.slowdown import slowdown
 from ddpwatch.core.detectors.stall import stall
 from ddpwatch.core.detectors.straggler import straggler
+from ddpwatch.core.detectors.sync_point import sync_point
 from ddpwatch.core.detectors.timeout import timeout
 from ddpwatch.core.detectors.uneven_batch import uneven_batch
 
 DETECTORS: Final[tuple[Detector, ...]] = (
     Detector(rules.STRAGGLER, straggler, by_step=True),
     Detector(rules.COMM_SHARE, comm_share, by_step=True),
+    Detector(rules.SYNC_POINT, sync_point, by_step=True),
     Detector(rules.SLOW_LINK, slow_link, by_step=True),
     Detector(rules.DATA_BOUND, data_bound, by_step=True),
     Detector(rules.SLOWDOWN, slowdown, by_step=True),

@@ -22,6 +22,7 @@ from ddpwatch.core.limits import ScalingLimits, SummaryLimits, WindowLimits
 from ddpwatch.core.metrics.histogram import BINS, MEDIAN, Histogram, MergingColumns, bins, quantile
 from ddpwatch.core.metrics.hung_steps import HungStepFinder
 from ddpwatch.core.metrics.scaling import Profile, waited_for
+from ddpwatch.core.metrics.sync_points import SyncPointSums
 from ddpwatch.core.metrics.window import SYNC, without_implausible
 from ddpwatch.wire import PHASES
 
@@ -31,7 +32,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ddpwatch.core.metrics.hung_steps import HungSteps
+    from ddpwatch.core.metrics.sync_points import SyncPointFigures
     from ddpwatch.core.metrics.window import Window
+    from ddpwatch.core.state.run import RunState
 
     FloatArray = NDArray[np.float64]
 
@@ -76,6 +79,7 @@ class Aggregate:
         self._wire_ns = self._wait_ns = 0.0
         """The same of wire and wait, over the complete steps."""
         self._straggler_cost_ns = np.zeros(len(ranks))
+        self._sync_points = SyncPointSums()
         self._samples = self._samples_ns = 0.0
         """Samples, and the time of the steps that reported them."""
         self._batches: Counter[int] = Counter()
@@ -112,6 +116,7 @@ class Aggregate:
         self._wire_ns += float(window.wire_ns.sum(dtype=np.float64))
         self._wait_ns += float(window.job_wait_ns.sum())
         self._straggler_cost_ns[rows] += window.straggler_cost_ns.sum(axis=1)
+        self._sync_points.add(window)
         known = np.isfinite(window.samples)
         self._samples += float(window.samples[known].sum())
         self._samples_ns += float(window.job_step_ns[known].sum())
@@ -160,6 +165,10 @@ class Aggregate:
         # Over the complete steps, scaled to the share of all, so that the parts add up to it.
         sync_ns = max(self._wire_ns + self._wait_ns, 1.0)
         return Shares(share, share * self._wire_ns / sync_ns, share * self._wait_ns / sync_ns)
+
+    def sync_points(self, state: RunState) -> list[SyncPointFigures]:
+        """Sync points of the complete steps, the longest first."""
+        return self._sync_points.figures(state, self.total_ns * self._complete_steps / max(self.steps, 1))
 
     def mean_parts_ns(self) -> dict[str, float]:
         """Means over steps and ranks, which add up to the mean step: phases, with `sync` as wire and wait where that is

@@ -287,6 +287,11 @@ class RunState:
             return "waiting"
         return "silent" if "silent" in conditions else "ended"
 
+    def sync_path(self, path: int) -> wire.SyncPath | None:
+        """Description of a sequence of sync points by `Step.sync_path`, from the first rank that sent one."""
+        found = (rank.sync_paths[path] for rank in self.ranks.values() if path in rank.sync_paths)
+        return next(found, None)
+
     @property
     def relay_lost(self) -> bool:
         """Whether there is a relay without heartbeats: then silence proves nothing about the ranks."""
