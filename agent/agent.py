@@ -58,8 +58,8 @@ class Agent:
         )
         # Hooks last, so that none is left in place if anything before them fails.
         self._timer = BucketTimer(self._recorder)
-        backward = BackwardHooks(self._recorder, self._timer)
-        self._forward = ForwardHooks(self._recorder, backward, self._on_first_forward)
+        self._backward = BackwardHooks(self._recorder, self._timer)
+        self._forward = ForwardHooks(self._recorder, self._backward, self._on_first_forward)
         self._optimizers = OptimizerHooks(self._recorder, self._forward.models)
         self._loaders = LoaderHooks(self._recorder, self._forward)
         self._collectives = CollectiveHooks(self._recorder, self._forward)
@@ -166,9 +166,9 @@ class Agent:
         if self._closed or os.getpid() != self._pid:
             return
         self._closed = True
-        for remove in (self._forward.remove, self._loaders.remove, self._collectives.remove, self._optimizers.remove):
+        for hooks in (self._forward, self._backward, self._loaders, self._collectives, self._optimizers):
             with contextlib.suppress(Exception):
-                remove()
+                hooks.remove()
         if self._comm_hooks.timer is self._timer:
             self._comm_hooks.timer = None
         with contextlib.suppress(Exception):

@@ -2,7 +2,8 @@
 
 DDP queues its finalization, which waits for the all-reduces, on the autograd engine near the end of backward. A
 callback queued at the first output gradient runs before it, when local computation has ended; a callback queued from
-that one runs after DDP's wait.
+that one runs after DDP's wait. Reentrant activation checkpointing runs backward passes inside of backward, each with
+callbacks of its own, and DDP may finish in one of those: they are bracketed in the same way.
 """
 
 from __future__ import annotations
@@ -10,14 +11,16 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Any, Final
 
+import torch
 from torch import Tensor
 from torch.autograd import Variable
+from torch.compiler import is_compiling
 from torch.utils.hooks import unserializable_hook
 
 from ddpwatch.agent.batch_tensors import tensors
 from ddpwatch.agent.clock import BACKWARD, SYNC
 from ddpwatch.agent.fail_open import guarded
-from ddpwatch.agent.patching import run_as_python
+from ddpwatch.agent.patching import Patch, run_as_python
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -41,13 +44,20 @@ class BackwardHooks:
         self._recorder = recorder
         self._timer = timer
         self._under_way = False
+        self._nested = False
+        """Whether the callbacks of a nested backward pass are queued."""
+        self._patch = Patch(torch.autograd, "backward", self._around_backward)
         # With what it calls: all guarded hooks share one code object, that of `guarded`.
         run_as_python(BackwardHooks._began, with_all_it_calls=True)
         run_as_python(BackwardHooks._gradient_arrived)
 
+    def remove(self) -> None:
+        """Remove the wrapper."""
+        self._patch.undo()
+
     def forward_began(self) -> None:
         """Begin a forward pass: an earlier backward pass that raised is over."""
-        self._under_way = False
+        self._under_way = self._nested = False
 
     def watch(self, output: Any) -> bool:
         """Hook the first gradient of an output; False if no tensor in it takes one."""
@@ -71,6 +81,43 @@ class BackwardHooks:
     def _gradient_arrived(self, _gradient: Tensor) -> None:
         if not self._under_way:
             self._began()
+
+    def _around_backward(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
+            if self._under_way and not is_compiling():
+                self._watch_nested(tensors)
+            return original(tensors, *args, **kwargs)
+
+        return backward
+
+    @guarded
+    def _watch_nested(self, roots: Any) -> None:
+        """Bracket the end of a backward pass that begins inside of another."""
+        if torch._C._current_autograd_node() is None:
+            return  # not inside of one: the last one raised
+        self._nested = False
+        for tensor in tensors(roots):
+            if not tensor.is_leaf:
+                _on_gradient(tensor, self._nested_gradient_arrived)
+
+    @unserializable_hook  # type: ignore[untyped-decorator]  # torch does not type it
+    def _nested_gradient_arrived(self, _gradient: Tensor) -> None:
+        if not self._nested:
+            self._nested_began()
+
+    @guarded
+    def _nested_began(self) -> None:
+        self._nested = True
+        Variable._execution_engine.queue_callback(self._nested_computed)
+
+    @guarded
+    def _nested_computed(self) -> None:
+        self._recorder.clock.switch(SYNC)
+        Variable._execution_engine.queue_callback(self._nested_finished)
+
+    @guarded
+    def _nested_finished(self) -> None:
+        self._recorder.clock.switch(BACKWARD)
 
     @guarded
     def _began(self) -> None:

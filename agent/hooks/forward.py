@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.compiler import is_compiling
-from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parallel import DistributedDataParallel, distributed
 from torch.utils.hooks import unserializable_hook
 
 from ddpwatch.agent.batch_tensors import first_tensor
@@ -53,6 +53,8 @@ class ForwardHooks:
         self._patches = [
             Patch(DistributedDataParallel, "_pre_forward", self._around_pre_forward),
             Patch(DistributedDataParallel, "_post_forward", self._around_post_forward),
+            # The copy of the inputs to the GPU is the last part of `_pre_forward`, and no communication.
+            Patch(distributed, "_to_kwargs", self._around_copy),
         ]
         self._patched: set[type] = set()
         self._started = WeakIdSet()
@@ -93,6 +95,19 @@ class ForwardHooks:
             return result
 
         return pre_forward
+
+    def _around_copy(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def copy_inputs(*args: Any, **kwargs: Any) -> Any:
+            if not is_compiling():
+                self._copy_began()
+            return original(*args, **kwargs)
+
+        return copy_inputs
+
+    @guarded
+    def _copy_began(self) -> None:
+        if self._recorder.clock.phase == PRESYNC and get_ident() == self.thread_id:
+            self._recorder.clock.switch(FORWARD)
 
     def _around_post_forward(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def post_forward(ddp: nn.Module, output: Any) -> Any:

@@ -23,7 +23,7 @@ BARRIER_ADVICE: Final = "Remove the barrier from the loop: DDP synchronizes the 
 
 
 def sync_point(context: DetectorContext) -> list[Finding]:
-    """A collective that the script calls itself, such as an all-reduce of the loss or a barrier, costs much of the step.
+    """A collective that the script calls itself, such as an all-reduce of the loss or a barrier, takes much of a step.
 
     Counts the network's part only: waiting for a slow rank would otherwise happen at the next sync point, and the
     straggler rule reports it. Names the operation and the line of the script.
