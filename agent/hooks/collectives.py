@@ -46,7 +46,8 @@ LAUNCHES: Final = (
 """Methods of `ProcessGroup` that start a collective."""
 _TORCH: Final = f"{Path(torch.__file__).parent}/"
 _DISTRIBUTED: Final = f"{_TORCH}distributed/"
-_LOGGER: Final = f"{_DISTRIBUTED}c10d_logger.py"
+_NAMELESS: Final = (f"{_DISTRIBUTED}c10d_logger.py", f"{_DISTRIBUTED}_functional_collectives.py")
+"""Files whose functions are not operations that a script calls."""
 _OWN: Final = f"{Path(__file__).parents[1]}/"
 _PACKAGES: Final = ("/site-packages/", "/dist-packages/")
 
@@ -55,7 +56,7 @@ class Site(NamedTuple):
     """A place in the script that calls a collective."""
 
     op: str
-    """Outermost function of torch.distributed, such as `all_gather_object`."""
+    """Outermost function of torch.distributed, such as `all_gather_object`; `wait` for work that was started before."""
     place: str
     """File and line, such as `train.py:88`."""
     code: bytes
@@ -158,7 +159,7 @@ class CollectiveHooks:
         op = "wait"
         outer: FrameType | None = frame
         while outer is not None and (file := outer.f_code.co_filename).startswith((_TORCH, _OWN)):
-            if file.startswith(_DISTRIBUTED) and file != _LOGGER:
+            if file.startswith(_DISTRIBUTED) and file not in _NAMELESS:
                 op = outer.f_code.co_name
             outer = outer.f_back
         if outer is None:
