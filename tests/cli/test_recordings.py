@@ -298,7 +298,7 @@ def test_compare_fails_the_gate_when_the_second_is_slower(ddpwatch, recordings):
     found = json.loads(result.stdout)
     assert found["verdict"] == "slower"
     assert found["slowdown"]["value"] == pytest.approx(0.2, abs=0.02)
-    assert found["passed"] is False
+    assert (found["passed"], found["gate"]) == (False, "failed")
     assert 0.5 < found["b"]["scaling"]["efficiency"] < found["a"]["scaling"]["efficiency"] < 1.1
     assert ddpwatch("compare", *pair).returncode == 0, "without a gate nothing fails"
 
