@@ -182,16 +182,16 @@ def test_different_world_sizes_and_batches_are_remarked():
             0.04,
             "inside noise",
             (
-                "inconclusive: at most 5% slower is neither proven nor refuted (95% confidence interval +3.0 to +6.0%); "
-                "more steps narrow the interval"
+                "inconclusive: at most 5% slower is neither proven nor refuted (95% confidence interval +3.0 to "
+                "+6.0%); more steps narrow the interval"
             ),
         ),
         (
             0.08,
             "inside noise",
             (
-                "inconclusive: at most 5% slower is neither proven nor refuted (95% confidence interval +7.0 to +10.0%); "
-                "more steps narrow the interval"
+                "inconclusive: at most 5% slower is neither proven nor refuted (95% confidence interval +7.0 to "
+                "+10.0%); more steps narrow the interval"
             ),
         ),
     ],
