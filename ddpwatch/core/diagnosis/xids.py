@@ -1,4 +1,4 @@
-"""Xid errors of the NVIDIA driver: NVIDIA's name for each, which can be searched for, its severity and advice."""
+"""Xid errors of the NVIDIA driver: the name in NVIDIA's Xid catalog, which can be searched for, severity and advice."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ ENDED: Final = "Not an error by itself: a process that used the GPU was terminat
 LOOK_UP: Final = "Look up its number in NVIDIA's Xid documentation, and its lines in dmesg."
 
 XIDS: Final[dict[int, tuple[str, Severity, str]]] = {
-    13: ("graphics engine exception", Severity.WARNING, FAULT),
+    13: ("Graphics Engine Exception", Severity.WARNING, FAULT),
     31: ("GPU memory page fault", Severity.WARNING, FAULT),
     43: ("GPU stopped processing", Severity.INFO, ENDED),
-    45: ("preemptive cleanup, due to previous errors", Severity.INFO, ENDED),
-    48: ("double bit ECC error", Severity.CRITICAL, RESET),
-    63: ("ECC page retirement or row remapping recording event", Severity.WARNING, RESET),
-    64: ("ECC page retirement or row remapper recording failure", Severity.CRITICAL, RESET),
-    74: ("NVLink error", Severity.CRITICAL, LINKS),
+    45: ("Preemptive cleanup, due to previous errors", Severity.INFO, ENDED),
+    48: ("Double Bit ECC Error", Severity.CRITICAL, RESET),
+    63: ("GPU memory remapping event", Severity.WARNING, RESET),
+    64: ("GPU memory remapping failure", Severity.CRITICAL, RESET),
+    74: ("NVLINK Error", Severity.CRITICAL, LINKS),
     79: ("GPU has fallen off the bus", Severity.CRITICAL, RESET),
-    94: ("contained ECC error", Severity.WARNING, RESET),
-    95: ("uncontained ECC error", Severity.CRITICAL, RESET),
-    119: ("GSP RPC timeout", Severity.CRITICAL, RESET),
-    120: ("GSP error", Severity.CRITICAL, RESET),
+    94: ("Contained memory error", Severity.WARNING, RESET),
+    95: ("Uncontained memory error", Severity.CRITICAL, RESET),
+    119: ("GSP RPC Timeout", Severity.CRITICAL, RESET),
+    120: ("GSP Error", Severity.CRITICAL, RESET),
 }
 
 
