@@ -159,7 +159,7 @@ def _good_ending(state: RunState, outcome: Outcome, columns: int) -> list[Line]:
         text = f"ddpwatch switched itself off on {off}; how the training ended is unknown."
         return paragraph(text, columns, Level.WARN, lead=[Cell("▲ ", Level.WARN)])
     left = "all ranks" if len(outcome.left) == state.world_size else plural(len(outcome.left), "rank")
-    text = f"The run has ended: {left} exited cleanly."
+    text = f"The run has ended: {left} exited cleanly." if outcome.left else "The run has ended."
     return paragraph(text, columns, Level.STRONG, lead=[Cell("■ ", Level.OK)])
 
 
