@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 from ddpwatch.core.diagnosis.exits import how_ended, is_complaint, is_innocent, is_timeout, why_failed
 from ddpwatch.core.state.rank import PARTS
 from ddpwatch.core.state.sanitize import NOTE_CHARS, sanitize
-from ddpwatch.core.units import count, duration, finite, plural, ranks_text
+from ddpwatch.core.units import count, duration_text, finite, plural, ranks_text
 from ddpwatch.view.cells import Cell, Level, fit
 from ddpwatch.view.layout import paragraph
 
@@ -212,7 +212,7 @@ def hung_object(hung: HungSteps | None) -> dict[str, Any] | None:
 
 def seconds_text(seconds: float) -> str:
     """Format a lost time."""
-    return f"{seconds:.1f} s" if seconds < TENTHS_BELOW_S else duration(seconds)
+    return f"{seconds:.1f} s" if seconds < TENTHS_BELOW_S else duration_text(seconds)
 
 
 def _step_text(hung: HungSteps) -> str:
