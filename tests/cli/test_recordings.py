@@ -147,7 +147,8 @@ def test_a_file_that_is_no_whole_recording_is_refused_or_read_as_far_as_it_goes(
     if what == "text":
         path.write_text("no recording at all, and long enough to have been one")
     elif what == "database":
-        sqlite3.connect(path).executescript("CREATE TABLE t (x); INSERT INTO t VALUES (1);")
+        with closing(sqlite3.connect(path)) as database:
+            database.executescript("CREATE TABLE t (x); INSERT INTO t VALUES (1);")
     else:
         whole = (recordings / "two.ddpw").read_bytes()
         path.write_bytes(whole[: len(whole) * 2 // 3])
