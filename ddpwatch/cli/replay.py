@@ -37,7 +37,11 @@ BEFORE_ALERT_NS: Final = 5_000_000_000
     metavar="NUMBER",
     help="Playback speed relative to real time.",
 )
-@click.option("--at", metavar="MOMENT", help="Start here: 03:41, 2026-11-16T03:41:20.5, +1h30m from the start, 50%.")
+@click.option(
+    "--at",
+    metavar="MOMENT",
+    help="Start here: 03:41, 2026-11-16T03:41:20.5 (local time; append Z for UTC), +1h30m from the start, 50%.",
+)
 @click.option("--from-alert", type=int, metavar="NUMBER", help="Start 5 s before this alert opened; 1 = the first.")
 @click.option(
     "--theme", help="Color theme; Ctrl-P in the dashboard lists them.  [default: $DDPWATCH_THEME, or ddpwatch]"

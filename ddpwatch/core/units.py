@@ -42,7 +42,7 @@ def ms_text(ns: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """A duration in its two largest units, for tables: 29m 51s."""
+    """A duration in its two largest units, for narrow table cells: 29m 51s."""
     whole = max(0, int(seconds))
     days, hours, minutes = whole // 86400, whole // 3600 % 24, whole // 60 % 60
     if days:
@@ -53,7 +53,7 @@ def duration(seconds: float) -> str:
 
 
 def duration_text(seconds: float) -> str:
-    """A duration for sentences: 9 s, 10 min, 29 min 51 s."""
+    """A duration for everything but narrow table cells: 9 s, 10 min, 29 min 51 s."""
     parts = [f"{int(part[:-1])} {_UNITS[part[-1]]}" for part in duration(seconds).split()]
     return parts[0] if len(parts) == 1 or parts[1].startswith("0 ") else " ".join(parts)
 

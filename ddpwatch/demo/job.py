@@ -149,10 +149,13 @@ def main() -> None:
     sampler: DistributedSampler[Any] = DistributedSampler(images)
     loader = DataLoader(images, batch_size=16, sampler=sampler, collate_fn=collate)
     schedule = make_schedule(arguments.lag)
+    # One tensor for all broadcasts, alive as long as the group: freeing a temporary one in gloo's thread takes the GIL,
+    # which the main thread holds (before torch 2.8) while it ends the group and waits for that thread.
+    shared = torch.empty(len(Directive._fields), dtype=torch.float64)
     director = Director(time.monotonic(), arguments.seconds, pace, schedule)
     for step, (batch, target) in enumerate(_batches(loader, sampler)):
         if step % DIRECTIVE_STEPS == 0:
-            directive = _broadcast(director)
+            directive = _broadcast(director, shared)
             if directive.over:
                 break
             if arguments.slow_rank is None:
@@ -189,11 +192,11 @@ def _reduce_s() -> float:
     return float(median_s.item())
 
 
-def _broadcast(director: Director) -> Directive:
+def _broadcast(director: Director, shared: torch.Tensor) -> Directive:
     """Rank 0 decides for all, or one rank would wait for another that has exited."""
-    directive = torch.tensor(director.next_directive(time.monotonic()), dtype=torch.float64)
-    dist.broadcast(directive, src=0)
-    return Directive(*directive.tolist())
+    shared.copy_(torch.tensor(director.next_directive(time.monotonic()), dtype=shared.dtype))
+    dist.broadcast(shared, src=0)
+    return Directive(*shared.tolist())
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 from ddpwatch.core.limits import CompareLimits
 from ddpwatch.core.state.sanitize import NAME_CHARS, sanitize
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from ddpwatch.core.metrics.scaling import Profile, Scaling
     from ddpwatch.view.cells import Line
 
+GateResult: TypeAlias = Literal["passed", "failed", "inconclusive"]
 SCHEMA: Final = 1
 MIN_COLUMNS: Final = 60
 """Min. width of the table, in terminal cells; a narrower terminal wraps it."""
@@ -111,11 +112,18 @@ def verdict_text(found: Comparison) -> str:
 
 def gate_fails(found: Comparison, sides: tuple[Side, Side], max_slowdown: float) -> bool:
     """Whether B is slower than allowed, or ended badly."""
-    return found.fails(max_slowdown) or bool(sides[1].bad_end)
+    return gate_result(found, sides, max_slowdown) == "failed"
+
+
+def gate_result(found: Comparison, sides: tuple[Side, Side], max_slowdown: float) -> GateResult:
+    """Result of the gate: passed only if the whole confidence interval is within the bound."""
+    if found.fails(max_slowdown) or sides[1].bad_end:
+        return "failed"
+    return "passed" if _within(found, max_slowdown) else "inconclusive"
 
 
 def gate_text(found: Comparison, sides: tuple[Side, Side], max_slowdown: float) -> str:
-    """Result of the gate in a sentence, with hung steps if medians hide them and the gate has passed."""
+    """Result of the gate in a sentence, with hung steps if medians hide them and the gate has not failed."""
     text, (_, b), fails = _speed_text(found, max_slowdown), sides, found.fails(max_slowdown)
     if badly := _badly_text(b):
         return f"{text}; {badly}" if fails else f"failed: {badly}"
@@ -123,16 +131,19 @@ def gate_text(found: Comparison, sides: tuple[Side, Side], max_slowdown: float) 
     return f"{text}; but {hung}" if hung and not found.by_means and not fails else text
 
 
+def _within(found: Comparison, max_slowdown: float) -> bool:
+    """Whether the slowdown's confidence interval is known and does not exceed the bound."""
+    return found.headline.verdict != "unproven" and found.slowdown is not None and found.slowdown.high <= max_slowdown
+
+
 def _speed_text(found: Comparison, max_slowdown: float) -> str:
     allowed = f"at most {max_slowdown * 100:.6g}% slower"
-    slowdown = found.slowdown
     if found.fails(max_slowdown):
         return f"failed: {allowed}"
-    if slowdown is not None and slowdown.value > max_slowdown:
-        looks = f"it looks {_signed(slowdown.value).removeprefix('+')}% slower"
-        chance = f"its 95% confidence interval is {_interval(slowdown)}"
-        return f"passed, but inconclusive: {allowed}; {looks}, but {chance}. Longer recordings narrow it"
-    return f"passed: {allowed}"
+    if _within(found, max_slowdown):
+        return f"passed: {allowed}"
+    interval = "" if found.slowdown is None else f" (95% confidence interval {_interval(found.slowdown)})"
+    return f"inconclusive: {allowed} is neither proven nor refuted{interval}; more steps narrow the interval"
 
 
 def comparison_object(found: Comparison, sides: tuple[Side, Side], max_slowdown: float | None) -> dict[str, Any]:
@@ -147,12 +158,13 @@ def comparison_object(found: Comparison, sides: tuple[Side, Side], max_slowdown:
         "slowdown": _estimate(found.slowdown),
         "max_slowdown": max_slowdown,
         "passed": _passed(found, sides, max_slowdown),
+        "gate": None if max_slowdown is None else gate_result(found, sides, max_slowdown),
         "figures": {difference.name: _difference(difference) for difference in figures},
     }
 
 
 def _passed(found: Comparison, sides: tuple[Side, Side], max_slowdown: float | None) -> bool | None:
-    """Whether the gate has passed; None = without a gate, or with too few steps."""
+    """False = the gate has failed, True = it has not; None = without a gate, or with too few steps."""
     if max_slowdown is None:
         return None
     fails = gate_fails(found, sides, max_slowdown)

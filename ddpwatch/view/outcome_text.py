@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 from ddpwatch.core.diagnosis.exits import how_ended, is_complaint, is_innocent, is_timeout, why_failed
 from ddpwatch.core.state.rank import PARTS
 from ddpwatch.core.state.sanitize import NOTE_CHARS, sanitize
-from ddpwatch.core.units import count, duration, finite, plural, ranks_text
+from ddpwatch.core.units import count, duration_text, finite, plural, ranks_text
 from ddpwatch.view.cells import Cell, Level, fit
 from ddpwatch.view.layout import paragraph
 
@@ -159,7 +159,7 @@ def _good_ending(state: RunState, outcome: Outcome, columns: int) -> list[Line]:
         text = f"ddpwatch switched itself off on {off}; how the training ended is unknown."
         return paragraph(text, columns, Level.WARN, lead=[Cell("▲ ", Level.WARN)])
     left = "all ranks" if len(outcome.left) == state.world_size else plural(len(outcome.left), "rank")
-    text = f"The run has ended: {left} exited cleanly."
+    text = f"The run has ended: {left} exited cleanly." if outcome.left else "The run has ended."
     return paragraph(text, columns, Level.STRONG, lead=[Cell("■ ", Level.OK)])
 
 
@@ -212,7 +212,7 @@ def hung_object(hung: HungSteps | None) -> dict[str, Any] | None:
 
 def seconds_text(seconds: float) -> str:
     """Format a lost time."""
-    return f"{seconds:.1f} s" if seconds < TENTHS_BELOW_S else duration(seconds)
+    return f"{seconds:.1f} s" if seconds < TENTHS_BELOW_S else duration_text(seconds)
 
 
 def _step_text(hung: HungSteps) -> str:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from ddpwatch.core import rule_names as rules
-from ddpwatch.core.units import UNPROVEN, count, duration, ms, percent, plural, wire_and_waiting
+from ddpwatch.core.units import UNPROVEN, count, duration_text, ms, percent, plural, wire_and_waiting
 from ddpwatch.view.alerts.format import MARKS
 from ddpwatch.view.allreduce import share_lately, share_mark
 from ddpwatch.view.cells import Cell, Level, fit, line_columns
@@ -224,7 +224,7 @@ def _stalled_line(run_view: RunView) -> Line:
     """Warning that the run is stalled; empty = it is not."""
     if run_view.stalled_s is None:
         return []
-    return [Cell(f"▲ no step for {duration(run_view.stalled_s)}", Level.WARN)]
+    return [Cell(f"▲ no step for {duration_text(run_view.stalled_s)}", Level.WARN)]
 
 
 def _unproven(why: str) -> Line:

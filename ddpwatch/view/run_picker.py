@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from ddpwatch.core.state.sanitize import NAME_CHARS, sanitize
-from ddpwatch.core.units import duration, plural
+from ddpwatch.core.units import duration, duration_text, plural
 from ddpwatch.sources.find_run import NO_RUN_CHECKS, alive_ranks
 from ddpwatch.view.cells import Cell, Level, columns_of, fit, line_columns, pad
 from ddpwatch.view.layout import capped, paragraph, wrap
@@ -127,7 +127,7 @@ def waiting_lines(columns: int, rows: int, *, base: str, seconds: float) -> list
     turn = SPINNER[int(max(seconds, 0.0) * TURNS_PER_S) % len(SPINNER)]
     waiting = [Cell(f"{turn} ", Level.OK), Cell("Waiting for a training run", Level.STRONG)]
     lines: list[Line] = [
-        [*waiting, Cell(f"  {duration(seconds)}", Level.DIM)],
+        [*waiting, Cell(f"  {duration_text(seconds)}", Level.DIM)],
         [],
         *paragraph("No run found yet. To watch one, add two lines to the training script:", block),
         [],

@@ -11,7 +11,7 @@ from ddpwatch.core.diagnosis.outcome import outcome_of
 from ddpwatch.core.limits import ScalingLimits, StragglerLimits, VerdictLimits
 from ddpwatch.core.metrics.scaling import waited_for
 from ddpwatch.core.state.sanitize import NAME_CHARS, NOTE_CHARS, sanitize
-from ddpwatch.core.units import UNPROVEN, count, duration, ms, percent, plural, wire_and_waiting
+from ddpwatch.core.units import UNPROVEN, count, duration_text, ms, percent, plural, wire_and_waiting
 from ddpwatch.recording.damage_report import damage_sentence
 from ddpwatch.view.alerts.format import MARKS
 from ddpwatch.view.alerts.page import all_alerts
@@ -98,7 +98,7 @@ def _newer(newer: Sequence[str], columns: int) -> list[Line]:
 def _figures(run_view: RunView, outcome: Outcome, duration_s: float) -> list[tuple[str, str]]:
     state, aggregate = run_view.state, run_view.aggregate
     pairs = [
-        ("ran for", duration(duration_s) if duration_s > 0 else UNPROVEN),
+        ("ran for", duration_text(duration_s) if duration_s > 0 else UNPROVEN),
         ("steps", UNPROVEN if state.step is None else count(state.step)),
     ]
     if run_view.figures is None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+import time
 import traceback
 from datetime import timedelta
 from multiprocessing.connection import Client, Listener
@@ -19,6 +20,11 @@ from tests.builders.fake_rank import short_directory
 
 if TYPE_CHECKING:
     from tests.builders.zygote import Zygote
+
+GLOO_SETTLES_S = 0.01
+"""Seconds for gloo's threads to free the callbacks and tensors of the last step, which takes the GIL. Before torch 2.8,
+a group that is destroyed holds the GIL while it waits for these threads.
+"""
 
 
 class ScenarioFailed(Exception):
@@ -144,6 +150,7 @@ def serve(address: str) -> None:
             if ddpwatch.agent._current is not None:
                 ddpwatch.agent._current.close()
             if dist.is_initialized():
+                time.sleep(GLOO_SETTLES_S)
                 dist.destroy_process_group()
             os.environ.clear()
             os.environ.update(before)

@@ -23,7 +23,7 @@ def logs(tmp_path):
     return tmp_path
 
 
-def test_the_verdict_comes_first_then_its_evidence_then_the_consequences(ddpwatch, logs):
+def test_the_verdict_comes_first_then_its_evidence_then_the_secondary_failures(ddpwatch, logs):
     done = ddpwatch("postmortem", str(logs / "*.log"), COLUMNS="200")
 
     assert (done.returncode, done.stderr) == (0, "")

@@ -147,7 +147,8 @@ def test_a_file_that_is_no_whole_recording_is_refused_or_read_as_far_as_it_goes(
     if what == "text":
         path.write_text("no recording at all, and long enough to have been one")
     elif what == "database":
-        sqlite3.connect(path).executescript("CREATE TABLE t (x); INSERT INTO t VALUES (1);")
+        with closing(sqlite3.connect(path)) as database:
+            database.executescript("CREATE TABLE t (x); INSERT INTO t VALUES (1);")
     else:
         whole = (recordings / "two.ddpw").read_bytes()
         path.write_bytes(whole[: len(whole) * 2 // 3])
@@ -298,7 +299,7 @@ def test_compare_fails_the_gate_when_the_second_is_slower(ddpwatch, recordings):
     found = json.loads(result.stdout)
     assert found["verdict"] == "slower"
     assert found["slowdown"]["value"] == pytest.approx(0.2, abs=0.02)
-    assert found["passed"] is False
+    assert (found["passed"], found["gate"]) == (False, "failed")
     assert 0.5 < found["b"]["scaling"]["efficiency"] < found["a"]["scaling"]["efficiency"] < 1.1
     assert ddpwatch("compare", *pair).returncode == 0, "without a gate nothing fails"
 

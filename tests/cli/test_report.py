@@ -137,12 +137,13 @@ def test_the_recording_itself_is_never_overwritten(in_process, recording):
 
 
 def not_ours(path):
-    sqlite3.connect(path).executescript("CREATE TABLE x (y)")
+    with closing(sqlite3.connect(path)) as database:
+        database.executescript("CREATE TABLE x (y)")
 
 
 def newer(path):
-    database = sqlite3.connect(path)
-    database.executescript("PRAGMA application_id = 0x64647077; PRAGMA user_version = 99; CREATE TABLE x (y)")
+    with closing(sqlite3.connect(path)) as database:
+        database.executescript("PRAGMA application_id = 0x64647077; PRAGMA user_version = 99; CREATE TABLE x (y)")
 
 
 BAD = {

@@ -18,6 +18,10 @@ from tests.builders.training import bits, snapshot
 
 BATCH = torch.randn(16, 8, generator=torch.Generator().manual_seed(5))
 STEPS = 3
+KEEPS_GRAPHS = hasattr(torch._C._dynamo.eval_frame, "set_code_exec_strategy")
+"""Whether this torch lets ddpwatch keep functions out of a graph. If not, compile(DDP(...)) has two more graph breaks,
+and phases only if the compiled model was installed.
+"""
 
 
 class Small(nn.Module):
@@ -77,6 +81,9 @@ def test_a_compiled_model_trains_to_the_same_bits_with_the_same_graphs(pool, aro
     answers = pool.run(compiled, 2, around=around, fullgraph=fullgraph, installed=installed, timeout_s=100)
     inside = (around, installed) == ("plain", "before")
     for (without, with_agent), snap in answers:
+        if around == "ddp-inside" and not KEEPS_GRAPHS:
+            assert with_agent[0] == without[0]
+            continue
         assert with_agent == without
         assert [(step.backwards, step.samples) for step in snap.steps] == [(0, 0) if inside else (1, 16)] * STEPS
         assert all(bool(step.forward_ns and step.backward_ns) is not inside for step in snap.steps)

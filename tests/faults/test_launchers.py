@@ -15,6 +15,7 @@ from ddpwatch.cli.main import run as command
 from ddpwatch.core.limits import DEFAULTS
 from ddpwatch.sources.find_run import find
 from ddpwatch.tui.feed import Feed
+from tests.builders.torch_features import needs_list_keys
 from tests.builders.training import wait_for
 from tests.builders.watched_training import Training
 from tests.faults.viewer import find_run
@@ -54,6 +55,7 @@ def advance_until(feed, condition, timeout_s=60.0):
             time.sleep(0.005)
 
 
+@needs_list_keys
 def test_a_job_that_goes_on_with_more_or_fewer_ranks_is_another_run_without_those_of_before(start, run_dir, tmp_path):
     """Torchrun keeps its store, does not count restarts when nodes join or leave, and counts per node."""
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)

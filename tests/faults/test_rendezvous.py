@@ -10,6 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 import ddpwatch.agent
 from ddpwatch import rundir, wire
 from tests.builders.launchers import torchrun
+from tests.builders.torch_features import needs_list_keys
 from tests.builders.training import make, snapshot, wait_for
 from tests.builders.watched_training import Training, join_group
 from tests.faults.viewer import Viewer, find_run
@@ -226,6 +227,7 @@ if run.attempt == 0:
 """
 
 
+@needs_list_keys
 def test_a_restart_by_torchrun_is_a_new_run_of_the_same_job(zygote, run_dir, tmp_path):
     script = tmp_path / "train.py"
     script.write_text(TORCHRUN_SCRIPT)

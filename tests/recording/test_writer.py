@@ -215,7 +215,8 @@ def test_the_same_run_continues_its_attempt_and_another_starts_the_next(path, re
     assert all(earlier.position < later.position for earlier, later in pairwise(entries))
     assert all(earlier.at_ns <= later.at_ns for earlier, later in pairwise(entries))
     assert len(list(recording.entries(first))) == 2 * len(list(recording.entries(second)))
-    portions = [row[0] for row in sqlite3.connect(path).execute("SELECT portion FROM block ORDER BY id")]
+    with closing(sqlite3.connect(path)) as database:
+        portions = [row[0] for row in database.execute("SELECT portion FROM block ORDER BY id")]
     assert portions == sorted(set(portions))
 
 

@@ -177,19 +177,31 @@ def test_different_world_sizes_and_batches_are_remarked():
     [
         (0.08, "slower", "failed: at most 5% slower"),
         (0.03, "slower", "passed: at most 5% slower"),
+        (-0.1, "faster", "passed: at most 5% slower"),
+        (
+            0.04,
+            "inside noise",
+            (
+                "inconclusive: at most 5% slower is neither proven nor refuted (95% confidence interval +3.0 to "
+                "+6.0%); more steps narrow the interval"
+            ),
+        ),
         (
             0.08,
             "inside noise",
             (
-                "passed, but inconclusive: at most 5% slower; it looks 8.0% slower, but its 95% "
-                "confidence interval is +7.0 to +10.0%. Longer recordings narrow it"
+                "inconclusive: at most 5% slower is neither proven nor refuted (95% confidence interval +7.0 to "
+                "+10.0%); more steps narrow the interval"
             ),
         ),
-        (-0.1, "faster", "passed: at most 5% slower"),
     ],
 )
-def test_the_gate_fails_only_beyond_noise_and_explains_why_it_did_not(value, verdict, text):
-    assert gate_text(comparison(value, verdict), sides(), 0.05) == text
+def test_the_gate_passes_only_with_the_whole_interval_and_fails_only_beyond_noise(value, verdict, text):
+    found = comparison(value, verdict)
+
+    assert gate_text(found, sides(), 0.05) == text
+    assert comparison_object(found, sides(), 0.05)["gate"] == text.split(":")[0]
+    assert comparison_object(found, sides(), 0.05)["passed"] is not text.startswith("failed")
 
 
 def test_a_second_run_that_ended_badly_fails_the_gate_however_fast_it_was():
@@ -199,6 +211,7 @@ def test_a_second_run_that_ended_badly_fails_the_gate_however_fast_it_was():
     assert gate_text(fast, sides(bad_end=KILLED), 0.05) == f"failed: B ended badly: {KILLED}"
     assert gate_text(slow, sides(bad_end=KILLED), 0.05) == f"failed: at most 5% slower; B ended badly: {KILLED}"
     assert comparison_object(fast, sides(bad_end=KILLED), 0.05)["passed"] is False
+    assert comparison_object(fast, sides(bad_end=KILLED), 0.05)["gate"] == "failed"
 
 
 def test_a_first_run_that_ended_badly_does_not_fail_it():
@@ -224,12 +237,14 @@ def test_a_gate_that_is_refused_is_neither_passed_nor_failed():
     unproven = comparison(0.0, "unproven")
 
     assert comparison_object(unproven, sides(), 0.05)["passed"] is None
+    assert comparison_object(unproven, sides(), 0.05)["gate"] == "inconclusive"
+    assert comparison_object(unproven, sides(), None)["gate"] is None
     assert comparison_object(unproven, sides(bad_end=KILLED), 0.05)["passed"] is False
 
 
 @pytest.mark.parametrize(("most", "text"), [(10.0, "1000"), (1000.0, "100000"), (0.07, "7"), (0.0125, "1.25")])
 def test_what_the_gate_allows_is_written_as_people_do(most, text):
-    assert gate_text(comparison(0.0, "inside noise"), sides(), most) == f"passed: at most {text}% slower"
+    assert gate_text(comparison(-0.1, "faster"), sides(), most) == f"passed: at most {text}% slower"
 
 
 def test_the_object_has_all_figures():

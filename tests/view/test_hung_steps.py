@@ -45,7 +45,9 @@ def beat_again(monitor, after_s, now_ns=2):
         monitor.state.apply(make_beat(rank, 6, step=STEPS, mono_ns=LAST_END_NS + int(after_s * SECOND_NS)), now_ns)
 
 
-@pytest.mark.parametrize(("after_s", "reported"), [(0.5, ""), (3.0, ""), (12.2, "no step for 12s"), (75, "1m 15s")])
+@pytest.mark.parametrize(
+    ("after_s", "reported"), [(0.5, ""), (3.0, ""), (12.2, "no step for 12 s"), (75, "1 min 15 s")]
+)
 def test_cards_show_the_time_since_the_last_step(after_s, reported):
     monitor = make_monitor()
     beat_again(monitor, after_s)
@@ -103,7 +105,7 @@ def test_the_report_shows_the_same_hung_steps_as_the_summary():
 def test_the_longest_of_several_hung_steps_is_shown():
     still = replace(frozen_once(), steps=3, lost_s=4000.0)
 
-    assert hung_text(still) == "hung for 1h 06m in 3 steps (longest: step 30 took 8.0 s)"
+    assert hung_text(still) == "hung for 1 h 6 min in 3 steps (longest: step 30 took 8.0 s)"
     assert longest_text(still) == "longest: step 30 took 8.0 s, waiting for rank 1"
 
 

@@ -154,7 +154,7 @@ def test_an_agent_that_switched_itself_off_does_not_know_how_the_training_ended(
 def test_the_figures_of_the_run():
     text = page(summary(ended(make_monitor())))
 
-    for reported in ("ran for 1h 02m", "steps 120", "step 40.0 ms", "throughput 3,200 samples/s, 800 per rank"):
+    for reported in ("ran for 1 h 2 min", "steps 120", "step 40.0 ms", "throughput 3,200 samples/s, 800 per rank"):
         assert reported in text
     # 12 of 40 ms on three ranks, 2 on the fourth; the wire is what that one has.
     assert "all-reduce 24% of the step = wire 5% + waiting 19% · ▲ over 10%" in text

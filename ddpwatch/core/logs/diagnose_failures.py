@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from ddpwatch.core.diagnosis.exits import how_ended
 from ddpwatch.core.logs.verdict import Verdict, evidence_of
 from ddpwatch.core.units import ranks_text, size_text
 
@@ -152,7 +153,7 @@ def _text(chosen: Sequence[Failure], culprits: set[int], others: set[int], *, na
 def _what(cause: str, fields: dict[str, int | float | str], *, plural: bool) -> str:
     wanted, rss = fields.get("wanted_bytes"), fields.get("rss_bytes")
     detail = str(fields.get("error") or fields.get("message") or "")[:_TEXT_CHARS].rstrip(". ")
-    name = str(fields.get("exception", "an error"))
+    name, code = str(fields.get("exception", "an error")), fields.get("exit_code")
     texts = {
         "gpu-fault": f"had a GPU error: Xid {fields.get('xid')}, {detail}",
         "cuda-oom": "ran out of GPU memory" + (f", allocating {size_text(wanted)}" if isinstance(wanted, int) else ""),
@@ -163,18 +164,8 @@ def _what(cause: str, fields: dict[str, int | float | str], *, plural: bool) -> 
         "exception": f"raised {name}" + (f": {detail}" if detail else ""),
         "crash": f"crashed: {detail}",
         "killed": "was killed (SIGKILL); check the kernel log (dmesg) and the scheduler for an out-of-memory kill",
-        "signal": f"was terminated ({_signal_name(fields)})",
-        "exit": f"exited with code {fields.get('exit_code')}; these logs contain no exception from it",
+        "signal": how_ended(code) if isinstance(code, int) else "was terminated (a signal)",
+        "exit": f"exited with code {code}; these logs contain no exception from it",
     }
     text = texts[cause]
     return text.replace("was ", "were ", 1) if plural and text.startswith("was ") else text
-
-
-def _signal_name(fields: dict[str, int | float | str]) -> str:
-    number = fields.get("exit_code")
-    if not isinstance(number, int):
-        return "a signal"
-    try:
-        return signal.Signals(-number).name
-    except ValueError:
-        return f"signal {abs(number)}"

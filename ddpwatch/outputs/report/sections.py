@@ -12,7 +12,7 @@ from ddpwatch.core.metrics.live_metrics import backward_ns_of, timings_of
 from ddpwatch.core.units import (
     UNPROVEN,
     count,
-    duration,
+    duration_text,
     moment_of,
     ms,
     ordinal,
@@ -85,7 +85,7 @@ def key_figures(report: Report) -> Section:
     throughput = figures.samples_per_s
     each = f"samples/s, {count(throughput / max(state.world_size, 1))} per rank" if throughput else ""
     tiles = [
-        ("recorded", duration(report.seconds), ""),
+        ("recorded", duration_text(report.seconds), ""),
         ("steps", UNPROVEN if state.step is None else count(state.step), f"{count(figures.steps)} measured"),
         ("step, median", f"{ms(figures.step_ns())} ms", f"p99 {ms(figures.step_ns(P99))} ms"),
         ("throughput", count(throughput) if throughput else UNPROVEN, each),
@@ -101,7 +101,7 @@ def key_figures(report: Report) -> Section:
     if hang := report.outcome.hang:
         spent = machine_time(hang.seconds * state.world_size, "GPU" if report.utilization.gpus else "rank")
         for_ranks = f"for {ranks_text(hang.ranks)}, " if hang.ranks else ""
-        tiles.append(("hung at the end", duration(hang.seconds), for_ranks + spent))
+        tiles.append(("hung at the end", duration_text(hang.seconds), for_ranks + spent))
     if hung := figures.hung_steps():
         tiles.append(("hung steps", seconds_text(hung.lost_s), longest_text(hung)))
     shown = (h("div", h("dt", name), h("dd", value, h("small", note)), class_="tile") for name, value, note in tiles)
@@ -365,7 +365,7 @@ def _recording(report: Report) -> list[tuple[str, str]]:
         ("file", report.file_name),
         ("run", f"{report.state.name} ({report.state.run_id})"),
         ("attempt", f"{report.number} of {report.attempts} in the recording"),
-        ("recorded", f"{began} to {ended}, {duration(report.seconds)}"),
+        ("recorded", f"{began} to {ended}, {duration_text(report.seconds)}"),
         *recorded_by_facts(report.recorded_by.recorder, report.recorded_by.limits),
         ("report written by", f"ddpwatch {VERSION}"),
     ]

@@ -9,7 +9,7 @@ from ddpwatch.core.alerts.hang_alerts import WAITED, WAITING, waited_s
 from ddpwatch.core.detectors import DETECTORS
 from ddpwatch.core.limits import StragglerLimits
 from ddpwatch.core.state.sanitize import NAME_CHARS, NOTE_CHARS, sanitize
-from ddpwatch.core.units import UNPROVEN, count, duration, moment_of, percent, ranks_text, size
+from ddpwatch.core.units import UNPROVEN, count, duration, duration_text, moment_of, percent, ranks_text, size
 from ddpwatch.view.alerts.format import mark_of, message_of
 from ddpwatch.view.cells import Cell, Level, columns_of, fit, pad, plain
 from ddpwatch.view.layout import capped, facts, heading, paragraph
@@ -163,7 +163,7 @@ def alert_facts(alert: Alert, zone: tzinfo = timezone.utc) -> list[tuple[str, st
     """
     finding, seen = alert.finding, alert.seen
     end = alert.closed or seen or alert.last
-    lasted = f", after {duration(_between_s(alert.began, end))}" if end is not seen or seen.unix_ns else ""
+    lasted = f", after {duration_text(_between_s(alert.began, end))}" if end is not seen or seen.unix_ns else ""
     pairs = [("since", _moment_text(alert.began, zone))]
     if alert.closed is None:
         pairs.append(("last seen", f"{_moment_text(end, zone, alert.since)}{lasted}"))
@@ -171,7 +171,7 @@ def alert_facts(alert: Alert, zone: tzinfo = timezone.utc) -> list[tuple[str, st
         # The alert outlasts its episode by the close delay.
         if waited := waited_s(finding):
             pairs.append(("lasted", f"at least {waited:.1f} s"))
-        after = "" if waited else f", {duration(_between_s(alert.began, end))} after it began"
+        after = "" if waited else f", {duration_text(_between_s(alert.began, end))} after it began"
         pairs.append(("closed", f"{_moment_text(end, zone, alert.since)}{after}"))
     if alert.closed and finding.from_step is not None and finding.upto_step is not None:
         pairs.insert(1, ("seen in", f"steps {count(finding.from_step)} to {count(finding.upto_step)}"))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 from ddpwatch.core import rule_names as rules
 from ddpwatch.core.detectors import DETECTORS
 from ddpwatch.core.state.sanitize import NAME_CHARS, NOTE_CHARS, sanitize
-from ddpwatch.core.units import duration, percent, plural
+from ddpwatch.core.units import duration_text, percent, plural
 from ddpwatch.view.alerts.format import MARKS, mark_of, message_of
 from ddpwatch.view.allreduce import share_lately
 from ddpwatch.view.cells import Cell, Level, columns_of, fit, line_columns
@@ -61,14 +61,14 @@ def _clock(facts: dict[str, float | int | str], columns: int, level: Level) -> L
     waited_s = float(facts.get("waiting_s", 0.0))
     timeout_s = float(facts.get("timeout_s", 0.0))
     if not timeout_s:
-        return [Cell(f"  has been waiting for {duration(waited_s)}; the timeout of torch is unknown", Level.DIM)]
+        return [Cell(f"  has been waiting for {duration_text(waited_s)}; the timeout of torch is unknown", Level.DIM)]
     left_s = float(facts.get("left_s", timeout_s - waited_s))
     line = [Cell("  ")]
     if columns >= 2 * BAR_COLUMNS:
         line += [Cell(bar(1.0 - left_s / timeout_s, BAR_COLUMNS), level), Cell("▏ ", Level.DIM)]
     if left_s <= 0:
         return [*line, Cell("the timeout has expired", level)]
-    line += [Cell(f"{duration(left_s)} left", level), Cell(f" of {duration(timeout_s)}")]
+    line += [Cell(f"{duration_text(left_s)} left", level), Cell(f" of {duration_text(timeout_s)}")]
     what = " until torch aborts the job"
     return [*line, Cell(what)] if line_columns(line) + columns_of(what) <= columns else line
 

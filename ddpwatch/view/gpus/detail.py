@@ -8,7 +8,7 @@ import numpy as np
 
 from ddpwatch.core.diagnosis.xids import xid_meaning
 from ddpwatch.core.state.gpu import reasons_text
-from ddpwatch.core.units import UNPROVEN, count, duration, percent, size
+from ddpwatch.core.units import UNPROVEN, count, duration_text, percent, size
 from ddpwatch.view.cells import Cell, Level, fit, pad
 from ddpwatch.view.charts.sparkline import sparks
 from ddpwatch.view.gpus.busy_and_waiting import WORTH_SAYING_PERCENT, is_waiting, throttle_reasons, waiting_percent
@@ -211,7 +211,7 @@ def gpu_curves(entry: GpuRow, columns: int, rows: int) -> list[Line]:
     each = min((rows - 1) // max(len(shown), 1), MAX_ROWS)
     if not shown or each < 1:
         return []
-    lines = [heading("history", columns, f"last {duration((int(times_ns[-1]) - int(times_ns[0])) / 1e9)}")]
+    lines = [heading("history", columns, f"last {duration_text((int(times_ns[-1]) - int(times_ns[0])) / 1e9)}")]
     for curve, values in shown:
         full = curve.full(gpu)
         # The top of the scale leaves an eighth of a row free, so that the curves stand apart.

@@ -14,7 +14,7 @@ from ddpwatch.core.diagnosis.stacks import is_library, training_thread
 from ddpwatch.core.limits import StragglerLimits
 from ddpwatch.core.metrics.window import NOT_KNOWN
 from ddpwatch.core.state.sanitize import NOTE_CHARS, sanitize
-from ddpwatch.core.units import UNPROVEN, count, duration, ms, percent, plural
+from ddpwatch.core.units import UNPROVEN, count, duration_text, ms, percent, plural
 from ddpwatch.view.alerts.format import mark_of, message_of
 from ddpwatch.view.cells import Cell, Level, fit, line_columns
 from ddpwatch.view.charts.phase_bar import PIECES, UNSPLIT
@@ -338,7 +338,7 @@ def stack_lines(rank: RankState, columns: int, *, asked: bool) -> list[Line]:
     if rank.stack is None or thread is None:
         return [heading("stack", columns), *paragraph(NONE_YET, columns, Level.DIM)] if asked else []
     age_s = max(0, (rank.beat.mono_ns if rank.beat is not None else 0) - rank.stack.mono_ns) / 1e9
-    note = "now" if age_s < 2 else f"{duration(age_s)} ago"
+    note = "now" if age_s < 2 else f"{duration_text(age_s)} ago"
     lines = [heading("stack", columns, f"{thread.name}, {note}, innermost first")]
     lines += [fit(_frame(frame), columns) for frame in thread.frames[:MAX_FRAMES]]
     if len(thread.frames) > MAX_FRAMES:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from ddpwatch.core.diagnosis.exits import why_no_heartbeat
 from ddpwatch.core.state.run import ALIVE
-from ddpwatch.core.units import UNPROVEN, count, duration, percent, plural, size
+from ddpwatch.core.units import UNPROVEN, count, duration_text, percent, plural, size
 from ddpwatch.view.cells import Cell, Level
 from ddpwatch.view.gpus.busy_and_waiting import cpu_percent, stale_s
 from ddpwatch.view.gpus.detail import absences, gpu_facts
@@ -79,7 +79,7 @@ def _process(run_view: RunView, row: Row) -> list[tuple[str, str]]:
     if row.condition in ALIVE:
         pairs.append(("now", f"has been in {PHASES[beat.phase]} for {_short(beat.phase_ns)}"))
     elif rank.last_received_ns is not None:
-        pairs.append(("last message", f"{duration((run_view.now.now_ns - rank.last_received_ns) / 1e9)} ago"))
+        pairs.append(("last message", f"{duration_text((run_view.now.now_ns - rank.last_received_ns) / 1e9)} ago"))
     return pairs
 
 
@@ -94,7 +94,7 @@ def _gpus(row: Row) -> list[tuple[str, list[tuple[str, str]]]]:
     for gpu in latest.gpus:
         pairs = gpu_facts(row, gpu)
         if (age_s := stale_s(row.state)) is not None:
-            pairs.insert(0, ("▲ stale", f"read {duration(age_s)} before the last message"))
+            pairs.insert(0, ("▲ stale", f"read {duration_text(age_s)} before the last message"))
         if absent := absences(gpu):
             pairs.append(("no data", absent))
         groups.append((" · ".join(filter(None, (gpu.device, gpu.name))), pairs))
@@ -196,4 +196,4 @@ def _notes(rank: RankState, columns: int) -> list[Line]:
 
 
 def _short(ns: int) -> str:
-    return f"{ns / 1e6:.0f} ms" if ns < 1_000_000_000 else duration(ns / 1e9)
+    return f"{ns / 1e6:.0f} ms" if ns < 1_000_000_000 else duration_text(ns / 1e9)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 
 import pytest
+import torch
 import torch.distributed as dist
 
 from ddpwatch import wire
@@ -125,6 +126,7 @@ class Group:
 def nccl(monkeypatch):
     """A job on NCCL with torch 2.13, as far as `enable` looks."""
     group = Group()
+    monkeypatch.setattr(torch, "__version__", "2.13.0")
     monkeypatch.setattr(dist, "get_backend", lambda group: "nccl")
     monkeypatch.setitem(dist.distributed_c10d._world.pg_names, group, "0")
     for name in ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE", "TORCH_NCCL_CUDA_EVENT_CACHE"):
@@ -188,7 +190,8 @@ def test_gloo_has_a_reason_why_it_is_not_timed():
         dist.destroy_process_group()
 
 
-def test_a_torch_without_nccl_says_so(nccl):
+def test_a_torch_without_nccl_says_so(nccl, monkeypatch):
+    monkeypatch.delattr(torch._C._distributed_c10d, "_dump_nccl_trace", raising=False)
     assert "built with NCCL" in NcclTimes().enable(nccl)
 
 

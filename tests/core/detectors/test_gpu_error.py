@@ -13,12 +13,12 @@ from tests.builders.synthetic_run import look, only, run_of
 @pytest.mark.parametrize(
     ("code", "severity", "word"),
     [
-        (13, Severity.WARNING, "graphics engine exception"),
+        (13, Severity.WARNING, "Graphics Engine Exception"),
         (43, Severity.INFO, "GPU stopped processing"),
-        (48, Severity.CRITICAL, "double bit ECC error"),
-        (74, Severity.CRITICAL, "NVLink"),
+        (48, Severity.CRITICAL, "Double Bit ECC Error"),
+        (74, Severity.CRITICAL, "NVLINK Error"),
         (79, Severity.CRITICAL, "off the bus"),
-        (119, Severity.CRITICAL, "GSP RPC timeout"),
+        (119, Severity.CRITICAL, "GSP RPC Timeout"),
         (999, Severity.WARNING, "driver"),
     ],
 )

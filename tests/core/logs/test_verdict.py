@@ -390,7 +390,7 @@ torch.multiprocessing.spawn.ProcessExitedException: process 1 terminated with {h
     ("how", "cause", "text"),
     [
         ("signal SIGKILL", "killed", "Rank 1 was killed (SIGKILL); "),
-        ("signal SIGSEGV", "signal", "Rank 1 was terminated (SIGSEGV)."),
+        ("signal SIGSEGV", "signal", "Rank 1 crashed (SIGSEGV)."),
         ("signal <Unknown signal 99>", "signal", "Rank 1 was terminated (signal 99)."),
         ("exit code 3", "exit", "Rank 1 exited with code 3; "),
     ],

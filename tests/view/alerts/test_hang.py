@@ -62,7 +62,7 @@ def test_a_hang_has_a_banner_with_the_time_left():
         "✖ rank 2 has not joined all_reduce #1042 (4.0 MiB): ranks 0-1, 3 have waited in sync for 12 s"
     )
     assert "rank 2 has been in data for 12 s" in page(lines)
-    assert "9m 48s left of 10m 00s until torch aborts the job x its stack" in page(lines)
+    assert "9 min 48 s left of 10 min until torch aborts the job x its stack" in page(lines)
 
 
 def test_without_a_hang_there_is_no_banner():
@@ -118,7 +118,7 @@ def test_a_viewer_that_attaches_late_shows_since_when_the_ranks_wait():
     drawn = hanging(waited_s=70)
     (alert,) = (alert for alert in drawn.alerts if alert.finding.rule == "stall")
 
-    assert dict(alert_facts(alert))["last seen"].endswith("after 1m 10s")
+    assert dict(alert_facts(alert))["last seen"].endswith("after 1 min 10 s")
     assert "open 1m 10s" in page(alert_list(drawn, 120, 40, selected=0, first=0))
 
 

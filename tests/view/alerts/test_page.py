@@ -154,7 +154,7 @@ def test_the_detail_has_evidence_with_units_advice_and_the_rule_in_words():
         assert reported in text
     assert "what to try Buy a new one." in text
     assert "14:14:20 UTC, step 1" in text
-    assert "closed 14:17:20 UTC, step 4, 3m 00s after it began" in text
+    assert "closed 14:17:20 UTC, step 4, 3 min after it began" in text
     assert next(detector.text for detector in DETECTORS if detector.rule == "straggler") in text
 
 

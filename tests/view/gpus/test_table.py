@@ -265,7 +265,7 @@ def test_the_curves_show_the_same_time_on_scales_of_their_own():
     entry = gpu_rows(make_run_view(monitor).rows)[0]
     lines = texts(gpu_curves(entry, 100, 9))
 
-    assert lines[0].startswith("── history · last 28s")
+    assert lines[0].startswith("── history · last 28 s")
     assert [text.split()[0] for text in lines[1:]] == ["utilization", "memory", "SM", "power", "temperature"]
     clocks = next(text for text in lines if text.startswith("SM clock"))
     assert "▇▇▇▇▄▄▄▄" in clocks
