@@ -30,6 +30,19 @@ def make_run(steps_by_rank, world=None, now_ns=1, hosts=(), **hello):
     return state
 
 
+def with_sync_points(state, *points, count=None):
+    """The run with descriptions of its sync points outside DDP, each as operation, place and phase."""
+    described = [wire.SyncPoint(op, place, wire.PHASES.index(phase)) for op, place, phase in points]
+    for number, rank in state.ranks.items():
+        paths = set(rank.steps.column("sync_path", rank.steps.indices()).tolist()) - {0}
+        for seq, path in enumerate(sorted(paths), start=rank.sequence.newest + 1):
+            message = wire.SyncPath(
+                rank=number, seq=seq, step=0, path=path, points=described, count=count or len(described)
+            )
+            state.apply(message, 1)
+    return state
+
+
 def train(first=10, count=50, **phases):
     return [make_step(index, **phases) for index in range(first, first + count)]
 

@@ -28,7 +28,7 @@ from tests.builders.hung_run import (
     with_timeout,
 )
 from tests.builders.scenario_frames import frames
-from tests.builders.synthetic_run import SECOND, look, make_run, remember, run_of, train
+from tests.builders.synthetic_run import SECOND, look, make_run, remember, run_of, train, with_sync_points
 
 TWO_HOSTS = ("node-a", "node-a", "node-b", "node-b")
 GIB = 1 << 30
@@ -96,6 +96,14 @@ def comm_share_samples():
     yield "waiting for varying ranks", look(make_run(turns))
     yield "a rank is not seen", look(make_run({rank: train(sync=12) for rank in range(3)}, world=4))
     yield "kept open", look(run_of(sync_ns=2_700_000, other=0))
+
+
+def sync_point_samples():
+    path = {"sync": 8, "point1_ns": 4_000_000, "point2_ns": 2_000_000, "sync_path": wire.ALL_POINTS | 1 << 8}
+    points = ("all_reduce", "train.py:88", "other"), ("barrier", "train.py:90", "other")
+    yield "every step", look(with_sync_points(run_of(**path), *points))
+    steps = [make_step(index, **(path if index % 2 else {})) for index in range(10, 60)]
+    yield "every second step", look(with_sync_points(make_run(dict.fromkeys(range(4), steps)), *points))
 
 
 def slow_link_samples():
@@ -488,6 +496,7 @@ def lossy_samples():
 SAMPLES = {
     rules.STRAGGLER: straggler_samples,
     rules.COMM_SHARE: comm_share_samples,
+    rules.SYNC_POINT: sync_point_samples,
     rules.SLOW_LINK: slow_link_samples,
     rules.DATA_BOUND: data_bound_samples,
     rules.SLOWDOWN: slowdown_samples,
