@@ -62,6 +62,11 @@ def test_links_work_in_the_repository(page):
         assert not anchor or anchor in anchors(target.read_text()), f"{path}#{anchor}"
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_inline_code_is_in_one_line(page):
+    assert [line for line in FENCE.sub("", page.read_text()).splitlines() if line.count("`") % 2] == []
+
+
 def test_every_command_in_a_block_can_be_called_like_that():
     lines = [(page, line) for page, code in blocks("") for line in code.replace("\\\n", " ").splitlines()]
     found = [(page, call) for page, line in lines for call in calls(line)]
