@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-fast check docs bench screenshots clean
+.PHONY: help demo test test-fast check docs generate bench screenshots clean
 
 help:
 	@echo "make demo         train on 4 CPU ranks and open the dashboard on them"
@@ -13,6 +13,7 @@ help:
 	@echo "make test-fast    run those that start no ranks, terminals or browser"
 	@echo "make check        ruff, mypy and a list of words that users must not meet"
 	@echo "make docs         build the documentation into build/docs; a broken link fails"
+	@echo "make generate     write the parts of docs/ anew that come from the code"
 	@echo "make bench        print what ddpwatch costs on this machine"
 	@echo "make screenshots  write screenshots/ anew"
 	@echo "make clean        remove everything that these made"
@@ -45,6 +46,9 @@ check: $(READY)
 docs: $(READY)
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 	@echo "open build/docs/index.html"
+
+generate: $(READY)
+	@$(BIN)/python -m docs.generate
 
 bench: $(READY)
 	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -m benchmarks

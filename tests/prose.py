@@ -23,7 +23,7 @@ INSTEAD = {
     r"so (many|much|long)": "the number or the duration",
     r"who (has|had|waits|complains|began|cost|is|was)": "the rank that …",
     r"middle rank": "median rank",
-    r"not come": "has not joined",
+    r"not come(?! back)": "has not joined",
     r"stood still|standstill": "hung, stalled",
     r"judged?": "evaluate",
     r"per cent|\d %": "10%",
@@ -56,10 +56,10 @@ def texts_of_source() -> Iterator[tuple[str, int, str]]:
 
 
 def texts_of_documents() -> Iterator[tuple[str, int, str]]:
-    """Lines of the documents, with file and line."""
+    """Lines of the documents without their inline code (keys, names of themes), with file and line."""
     for name in DOCUMENTS:
         for number, line in enumerate((ROOT / name).read_text().splitlines(), 1):
-            yield name, number, line
+            yield name, number, re.sub(r"`[^`]*`", "", line)
 
 
 def main() -> int:

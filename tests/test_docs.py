@@ -1,4 +1,4 @@
-"""README and pages of docs/: commands have the options they are shown with, variables are complete, Python compiles."""
+"""README and pages of docs/: generated parts are up to date, links work on GitHub, commands and variables exist."""
 
 import re
 import shlex
@@ -9,11 +9,13 @@ import pytest
 
 from ddpwatch.cli.main import COMMANDS, group
 from ddpwatch.core.detectors import DETECTORS
+from docs.generate import pages
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 FENCE = re.compile(r"^( *)```(\w*)\n(.*?)^\1```", re.DOTALL | re.MULTILINE)
 INLINE = re.compile(r"`(ddpwatch [a-z][^`]*)`")
+LINK = re.compile(r"\]\((?!https?:)([^)#]*)(?:#([^)]+))?\)")
 VARIABLE = re.compile(r"\b_?DDPWATCH_[A-Z_]+\b")
 
 
@@ -38,6 +40,31 @@ def calls(text):
 
 def command(name):
     return group.get_command(click.Context(group), name)
+
+
+def anchors(text):
+    """Anchors of the headings as GitHub makes them: mkdocs, which checks its own, merges hyphens."""
+    headings = re.findall(r"^#+ (.*)$", FENCE.sub("", text), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_generated_parts_are_up_to_date():
+    stale = [path.name for path, text in pages().items() if path.read_text() != text]
+
+    assert not stale, f"{', '.join(stale)} of docs/ differ from the code: run `make generate`"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_work_in_the_repository(page):
+    for path, anchor in LINK.findall(FENCE.sub("", page.read_text())):
+        target = page.parent / path if path else page
+        assert target.exists(), path
+        assert not anchor or anchor in anchors(target.read_text()), f"{path}#{anchor}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_inline_code_is_in_one_line(page):
+    assert [line for line in FENCE.sub("", page.read_text()).splitlines() if line.count("`") % 2] == []
 
 
 def test_every_command_in_a_block_can_be_called_like_that():

@@ -33,8 +33,8 @@ MAX_NAME_CHARS: Final = 80
 """Max. length, in characters, of a run's name in a file name."""
 QUOTES: Final = "--log takes one file or one quoted pattern, such as --log 'logs/**/*.log'; repeat it for more"
 RUN_HELP: Final = (
-    "RUN is a run id or its first characters, a run's name, a job id, or the path of a ticket or run.json. It can be "
-    "left out if only one run is live."
+    "RUN is a run id or its first characters, a run's name, a job id, or the path of a ticket, run.json or run "
+    "directory. It can be left out if only one run is live."
 )
 
 CommandT = TypeVar("CommandT", bound="Callable[..., Any]")

@@ -52,7 +52,7 @@ def commands(app: Dashboard, offered: Iterable[SystemCommand]) -> Iterator[Syste
     if app.feed.choosable:
         yield SystemCommand("Runs", "Choose another run", app.action_runs)
     yield SystemCommand("Export", "Save this screen as an SVG file", app.action_export)
-    yield SystemCommand("Help", "Explain every number", app.action_help)
+    yield SystemCommand("Help", "Explain the figures on the screen", app.action_help)
     yield from (command for command in offered if command.title in KEPT)
 
 

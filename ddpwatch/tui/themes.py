@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 DEFAULT: Final = "ddpwatch"
 LIGHT: Final = "ddpwatch-light"
-COLOUR_BLIND: Final = "ddpwatch-colour-blind"
+COLOR_BLIND: Final = "ddpwatch-color-blind"
 """The palette of Okabe and Ito, distinguishable with all common forms of color blindness."""
-SIXTEEN: Final = "ddpwatch-16-colours"
+SIXTEEN: Final = "ddpwatch-16-colors"
 """The terminal's own sixteen colors, whatever they look like."""
 
-_NAMES: Final = (DEFAULT, LIGHT, COLOUR_BLIND, SIXTEEN)
+_NAMES: Final = (DEFAULT, LIGHT, COLOR_BLIND, SIXTEEN)
 _BASE: Final = {
     "primary": ("#5c8fe6", "#2457b3", "#56b4e9", "ansi_blue"),
     "secondary": ("#56b6c2", "#0f7886", "#00a67d", "ansi_cyan"),

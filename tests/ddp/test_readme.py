@@ -43,6 +43,8 @@ def every_snippet(rank, world_size, *, codes, path):
     for name, code in codes:
         model, optimizer = make()
         names = {"model": model, "optimizer": optimizer, "torch": torch, "path": f"{path}-{rank}", "ddpwatch": ddpwatch}
+        names["batches"] = loader(world_size, rank, batches=2)
+        names["update_parameters"] = lambda model, batch, optimizer=optimizer: train_step(model, optimizer, *batch)
         exec(code, names)
         agent = ddpwatch.agent._current
         for batch, target in loader(world_size, rank, batches=2):

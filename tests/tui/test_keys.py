@@ -12,7 +12,7 @@ from ddpwatch.core.state.step_store import CAPACITY_STEPS
 from ddpwatch.tui.help_screen import Help
 from ddpwatch.tui.keys import KEYS, TABS
 from ddpwatch.tui.screens import AlertList
-from ddpwatch.tui.themes import COLOUR_BLIND, THEMES
+from ddpwatch.tui.themes import COLOR_BLIND, THEMES
 from ddpwatch.view.alerts.page import alert_text, all_alerts
 from tests.tui.stage import buckets_of, hung, played, staged
 
@@ -440,11 +440,11 @@ async def test_all_our_themes_can_be_chosen_and_change_what_is_drawn():
             colors.append(str(marked[0].color))
         assert len(texts) == 1, "the text says it without colors"
         assert len(set(colors)) == len(THEMES), colors
-        assert COLOUR_BLIND in {theme.name for theme in THEMES}
+        assert COLOR_BLIND in {theme.name for theme in THEMES}
 
 
 async def test_sixteen_colors_uses_only_the_terminals_own():
-    async with staged(played("straggler"), SMALL, theme="ddpwatch-16-colours") as stage:
+    async with staged(played("straggler"), SMALL, theme="ddpwatch-16-colors") as stage:
         for number in "123456":
             await stage.press(number)
             await stage.settle()

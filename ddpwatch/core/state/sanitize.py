@@ -24,7 +24,7 @@ NOTE_CHARS: Final = 1000
 
 _ESCAPE_SEQUENCES: Final = re.compile(
     r"""
-      (?: \x1b\[ | \x9b ) [0-?]* [ -/]* [@-~]?                                              # CSI: colours, cursor
+      (?: \x1b\[ | \x9b ) [0-?]* [ -/]* [@-~]?                                              # CSI: colors, cursor
     | (?: \x1b[\]PX^_] | [\x90\x98\x9d-\x9f] ) .*? (?: \x07 | \x1b\\ | \x9c | \Z )          # OSC, DCS: titles, links
     | \x1b [ -/]* [0-~]?
     """,

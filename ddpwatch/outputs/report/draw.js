@@ -5,13 +5,13 @@
   const config = {
     responsive: true, displaylogo: false, displayModeBar: false,
   };
-  const coloured = new Set(["color", "fillcolor", "colorscale"]);
+  const colored = new Set(["color", "fillcolor", "colorscale"]);
   const touch = window.matchMedia("(pointer: coarse)").matches;
 
   // Substitutes CSS variables for color names: the style knows whether the page is light or dark.
   function painted(value, key, style) {
     if (typeof value === "string") {
-      return coloured.has(key) && value.startsWith("var:") ? style.getPropertyValue("--" + value.slice(4)).trim() : value;
+      return colored.has(key) && value.startsWith("var:") ? style.getPropertyValue("--" + value.slice(4)).trim() : value;
     }
     if (Array.isArray(value)) return value.map((each) => painted(each, key, style));
     if (value === null || typeof value !== "object") return value;
