@@ -25,9 +25,12 @@ from ddpwatch.view.scaling import scaling_doubt, scaling_object, scaling_sentenc
 from ddpwatch.wire import PHASES
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from ddpwatch.core.alerts.model import Finding
     from ddpwatch.core.metrics.live_metrics import Figures, RankFigures
     from ddpwatch.core.metrics.scaling import Scaling
+    from ddpwatch.core.metrics.sync_points import SyncPointFigures
     from ddpwatch.core.state.run import RunCondition, RunState
     from ddpwatch.view.cells import Line
     from ddpwatch.view.ranks.columns import Row
@@ -78,6 +81,7 @@ def status_object(run_view: RunView) -> dict[str, Any]:
         "samples_per_s": _rounded(figures.samples_per_s if figures else None, 1),
         "effective_batch": figures.effective_batch if figures else None,
         "allreduce": _allreduce(figures if state.world_size > 1 else None),
+        "sync_points": sync_points_object(figures.aggregate.sync_points(state) if figures else []),
         "scaling": scaling_object(run_view.scaling),
         "ranks": [_rank(row) for row in run_view.rows],
         "alerts": [alert_object(alert) for alert in most_urgent_first(run_view.alerts)],
@@ -100,6 +104,23 @@ def _allreduce(figures: Figures | None) -> dict[str, float | None]:
         "wait_share": None if wire_share is None else round(share - wire_share, _SHARE_DIGITS),
         "overlap": _rounded(figures.overlap, _SHARE_DIGITS),
     }
+
+
+def sync_points_object(points: Sequence[SyncPointFigures]) -> list[dict[str, Any]]:
+    """Sync points of a step as JSON, the longest first."""
+    return [
+        {
+            "op": point.op,
+            "place": point.place or None,
+            "phase": point.phase or None,
+            "share": round(point.share, _SHARE_DIGITS),
+            "wire_share": _rounded(point.wire_share, _SHARE_DIGITS),
+            "wait_share": _rounded(point.wait_share, _SHARE_DIGITS),
+            "steps_share": round(point.steps_share, _SHARE_DIGITS),
+            "mean_ms": round(point.mean_ns / 1e6, 3),
+        }
+        for point in points
+    ]
 
 
 def _rank(row: Row) -> dict[str, Any]:

@@ -76,6 +76,9 @@ RANK_KEYS = [
 ]
 
 
+POINT_KEYS = ("op", "place", "phase", "share", "wire_share", "wait_share", "steps_share", "mean_ms")
+
+
 @pytest.mark.parametrize("received", [0, 2, 4])
 def test_the_object_has_the_documented_keys_whatever_is_known(received):
     state = make_state(received=received)
@@ -88,6 +91,7 @@ def test_the_object_has_the_documented_keys_whatever_is_known(received):
         "samples_per_s": None,
         "effective_batch": None,
         "allreduce": dict.fromkeys(["share", "wire_share", "wait_share", "overlap"]),
+        "sync_points": None if received < 4 else [dict.fromkeys(POINT_KEYS)],
         "scaling": None,
         "ranks": [dict.fromkeys(RANK_KEYS)],
         "alerts": None,
@@ -110,6 +114,9 @@ def test_the_object_has_the_figures():
     assert (status["step"], status["step_ms"], status["effective_batch"]) == (60, 40.0, 128)
     assert status["samples_per_s"] == 3200.0
     assert status["allreduce"] == {"share": 0.2375, "wire_share": 0.05, "wait_share": 0.1875, "overlap": None}
+    assert [(point["op"], point["share"], point["wait_share"]) for point in status["sync_points"]] == [
+        ("gradient all-reduce", 0.2375, 0.1875)
+    ]
     assert status["alerts"] == []
     assert status["ranks"][2] == {
         "rank": 2,

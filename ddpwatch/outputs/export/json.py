@@ -22,7 +22,7 @@ from ddpwatch.version import VERSION
 from ddpwatch.view.alerts.format import alert_object, iso
 from ddpwatch.view.job_manifest import manifest_object
 from ddpwatch.view.outcome_text import hung_object
-from ddpwatch.view.status import backend
+from ddpwatch.view.status import backend, sync_points_object
 
 if TYPE_CHECKING:
     from ddpwatch.core.alerts.model import Alert
@@ -60,7 +60,7 @@ def write_json(exported: Exported, file: IO[str]) -> None:
             "attempts": len(exported.recorded.attempts),
             "recorded": {"from": iso(attempt.first_ns), "to": iso(attempt.last_ns)},
             "manifest": {**manifest_object(state), **_recorded_by(attempt.recorded_by)},
-            "steps": {"left_out": exported.reader.skipped, **_steps(aggregate)},
+            "steps": {"left_out": exported.reader.skipped, **_steps(aggregate, state)},
             "ranks": _ranks(state, aggregate),
             "logged": {name: _series(series) for name, series in exported.logged.series.items()},
             "alerts": [alert_entry(alert) for alert in alerts_at_worst(exported.recorded, attempt, state)],
@@ -94,7 +94,7 @@ def _recorded_by(recorded_by: RecordedBy) -> dict[str, Any]:
     return {"recorder": sanitize(recorded_by.recorder, NAME_CHARS), "limits": limits}
 
 
-def _steps(figures: RunAggregate) -> dict[str, Any]:
+def _steps(figures: RunAggregate, state: RunState) -> dict[str, Any]:
     share, wire, wait = figures.shares()
     return {
         "count": figures.steps,
@@ -105,6 +105,7 @@ def _steps(figures: RunAggregate) -> dict[str, Any]:
         "samples_per_s": _share(figures.samples_per_s, 1),
         "effective_batch": figures.effective_batch,
         "allreduce": {"share": _share(share), "wire_share": _share(wire), "wait_share": _share(wait)},
+        "sync_points": sync_points_object(figures.sync_points(state)),
         "mean_parts_ms": {name: _ms(part_ns) for name, part_ns in figures.mean_parts_ns().items()} or None,
         "waited_for": list(figures.waited_for()),
         "stood_still": hung_object(figures.hung_steps()),

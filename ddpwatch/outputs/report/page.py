@@ -33,6 +33,7 @@ _SECTIONS: Final = (
     sections.scaling,
     sections.alerts,
     sections.utilization,
+    sections.sync_points,
     sections.buckets,
     sections.reproduce,
 )

@@ -311,6 +311,25 @@ def utilization(report: Report) -> Section:
     return section(title, *body, charts=tuple(made))
 
 
+def sync_points(report: Report) -> Section:
+    """Sync points of a step with their call sites, if the script calls collectives of its own."""
+    if not report.state.has_sync_points:
+        return _NOTHING
+    rows = [
+        [
+            point.label, point.phase, ms(point.mean_ns), percent(point.share), percent(point.wire_share),
+            percent(point.wait_share), percent(point.steps_share),
+        ]
+        for point in report.aggregate.sync_points(report.state)
+    ]  # fmt: skip
+    note = (
+        "Where ranks wait for each other in a step: DDP itself, and the collectives that the script calls, by line. "
+        "The wire is the network's time; waiting is for slower ranks."
+    )
+    titles = ["sync point", "in", "ms", "of the time", "wire", "waiting", "of the steps"]
+    return section("Sync points", h("p", note, class_="quiet"), table(titles, rows, numbers=range(2, 7)))
+
+
 def buckets(report: Report) -> Section:
     """Gradient buckets of one step of one rank, if they were recorded."""
     rank = _bucket_rank(report)
