@@ -5,11 +5,11 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddpwatch.agent.clock import OTHER, PRESYNC, HostClock
+from ddpwatch.agent.clock import CLOCK_PHASES, OTHER, PRESYNC, HostClock
 from ddpwatch.agent.fail_open import Switch
 from ddpwatch.agent.step_recorder import Recorder, to_step
 
-PHASES = st.integers(0, PRESYNC)
+PHASES = st.integers(0, CLOCK_PHASES - 1)
 ADVANCES = st.integers(0, 10**10)
 MOVES = st.lists(st.tuples(st.one_of(PHASES, st.just("cut")), ADVANCES), max_size=60)
 
@@ -25,7 +25,7 @@ def test_each_phase_gets_its_own_time_and_the_steps_leave_no_gap(moves, start):
 
     clock = HostClock(read)
     start = now
-    phase, expected, steps, ends = OTHER, [0] * (PRESYNC + 1), [], [start]
+    phase, expected, steps, ends = OTHER, [0] * CLOCK_PHASES, [], [start]
     for move, advance in moves:
         now += advance
         expected[phase] += advance + 1
@@ -35,7 +35,7 @@ def test_each_phase_gets_its_own_time_and_the_steps_leave_no_gap(moves, start):
             assert sum(totals) == end_ns - ends[-1]
             steps.append(totals)
             ends.append(end_ns)
-            expected = [0] * (PRESYNC + 1)
+            expected = [0] * CLOCK_PHASES
         else:
             clock.switch(move)
             phase = move

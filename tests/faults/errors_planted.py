@@ -13,6 +13,8 @@ import torch
 import zmq
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from torch.nn.parallel import distributed
+from torch.utils.checkpoint import checkpoint
 
 import ddpwatch.agent
 import ddpwatch.agent.hooks
@@ -72,14 +74,14 @@ SITES = {f"{owner.__name__}.{name}": (owner, name) for owner, name in [*guarded_
 
 
 class Root(nn.Module):
-    """A model that contains a DDP one."""
+    """A model that contains a DDP one, with a checkpointed part before it."""
 
     def __init__(self, inner: nn.Module) -> None:
         super().__init__()
         self.inner = inner
 
     def forward(self, batch):
-        return self.inner(batch)
+        return self.inner(checkpoint(torch.clone, batch.requires_grad_(), use_reentrant=True))
 
 
 def train(rank, world_size, install) -> tuple[bytes, object]:
@@ -94,6 +96,9 @@ def train(rank, world_size, install) -> tuple[bytes, object]:
         loss = nn.functional.cross_entropy(model(batch), target)
         if number == 3:
             loss = loss * float("inf")  # the scaler skips this step
+        torch.distributed.all_reduce(loss.detach().clone())
+        # As DDP copies its inputs to a GPU.
+        distributed._to_kwargs((batch,), {}, torch.device("cpu"), False)
         scaler.scale(loss).backward()
         scaler.step(optimizer)
         scaler.update()

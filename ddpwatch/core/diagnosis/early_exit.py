@@ -141,8 +141,8 @@ def left_the_loop(sync_point: SyncPoint) -> list[RankState]:
     A barrier in the middle of the data is up to `desync`, and so is one in which the majority waits, as then the others
     have left it out. Of equal numbers, the data left to the others decides.
     """
-    left = [each.rank for each in sync_point.waiting if each.group.op == BARRIER and not in_sync(each.rank)]
-    training = [each.rank for each in sync_point.waiting if in_sync(each.rank)]
+    left = [each.rank for each in sync_point.waiting if each.group.op == BARRIER]
+    training = [each.rank for each in sync_point.waiting if each.group.op != BARRIER and in_sync(each.rank)]
     if not left or len(left) + len(training) < len(sync_point.waiting) or not all(rank.at_end_of_data for rank in left):
         return []
     even = len(left) == len(training) and all(_goes_on(rank, left) for rank in training)
@@ -150,7 +150,7 @@ def left_the_loop(sync_point: SyncPoint) -> list[RankState]:
 
 
 def in_sync(rank: RankState) -> bool:
-    """Whether it is in the all-reduce of a step."""
+    """Whether it waits in a collective."""
     return rank.beat is not None and rank.beat.phase == SYNC
 
 
