@@ -221,7 +221,7 @@ def test_tracing_a_watched_model_does_not_count_as_training_and_warns_of_nothing
     model = nn.Linear(8, 4)
     agent = install(model)
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", ".*jit.trace", DeprecationWarning)  # not of every torch and Python
+        warnings.filterwarnings("ignore", ".*jit.trace")  # by some versions of torch
         traced = torch.jit.trace(model, BATCH.repeat(2, 1))
     assert torch.equal(traced(BATCH), model(BATCH))
     assert agent.active

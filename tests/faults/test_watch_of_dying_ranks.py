@@ -18,6 +18,7 @@ from ddpwatch.view.cells import plain
 from ddpwatch.view.outcome_text import ending_lines
 from ddpwatch.view.verdict import verdict
 from tests.builders.hanging_job import NAMING
+from tests.builders.torch_features import needs_gloo_recorder
 from tests.builders.training import wait_for
 from tests.builders.watch_process import Watcher
 from tests.builders.watched_training import Training, join_group
@@ -222,6 +223,7 @@ def leaves_one_out(rank, store, flag):
     dist.all_reduce(torch.ones(70_000))
 
 
+@needs_gloo_recorder
 def test_a_rank_that_gloo_aborts_is_not_blamed_for_the_collective_that_another_has_left_out(start, watcher, tmp_path):
     ranks = [start(leaves_one_out, rank, tmp_path / "store", tmp_path / "flag") for rank in range(3)]
     wait_until_rules_are_evaluated(watcher)
@@ -241,6 +243,7 @@ def leaves_one_out_in_a_log(rank, store, flag, log):
     leaves_one_out(rank, store, flag)
 
 
+@needs_gloo_recorder
 def test_an_abort_whose_reason_is_in_a_watched_log_is_reported_once(start, forker, run_dir, tmp_path):
     """Gloo's line is read before the ranks have reported their collectives."""
     log = tmp_path / "stderr-"
