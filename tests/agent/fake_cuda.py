@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import struct
+import sys
 import threading
+from collections import Counter
 
 import torch
 
+from ddpwatch.agent.cuda_calls import CudaCalls
 from ddpwatch.agent.cuda_clock import LATER_STEPS, CudaClock
 from ddpwatch.agent.fail_open import Switch
 from ddpwatch.agent.step_recorder import Recorder, to_step
-from ddpwatch.wire import Note
+from ddpwatch.wire import HOST_TIMED, Note
 
 NEVER = float("inf")
 
@@ -51,6 +54,8 @@ class Event:
 
     def query(self):
         self.gpu.asked()
+        if self.gpu.device_index != self.device:
+            raise Forbidden("a query makes a CUDA context on the current device, which is not the event's")
         if self.gpu.broken == "query":
             raise RuntimeError("CUDA error")
         return self.passed_ns <= self.gpu.now_ns
@@ -78,24 +83,40 @@ class Gpu:
         self.closed = False
         self.broken = ""
         self.made = 0
+        self.calls_made = Counter()
 
     @property
     def stream(self):
         return self.streams[0]
 
     def asked(self):
+        self.calls_made[sys._getframe(1).f_code.co_name] += 1
         if self.capturing:
             raise Forbidden("a CUDA call during a capture")
         self.looked()
 
     def looked(self):
+        self.calls_made[sys._getframe(1).f_code.co_name] += 1
         if threading.get_ident() != self.thread:
             raise Forbidden("a CUDA call on another thread")
         if self.closed:
             raise Forbidden("a CUDA call while the interpreter ends")
 
     def clock(self):
-        return CudaClock(torch.device("cuda", 0), self, lambda: self.now_ns)
+        return CudaClock(torch.device("cuda", 0), self.calls(), lambda: self.now_ns)
+
+    def calls(self):
+        return CudaCalls(
+            current_device=self.current_device,
+            is_capturing=self.is_current_stream_capturing,
+            stream_id=self.current_stream,
+            current_stream=self.current_stream,
+            device=self.device,
+            new_event=self.Event,
+            record=Event.record,
+            query=Event.query,
+            elapsed_ms=Event.elapsed_time,
+        )
 
     def advance(self, ns):
         self.now_ns += ns
@@ -112,7 +133,7 @@ class Gpu:
 
     def current_stream(self, device):
         self.looked()
-        return self.streams[device.index]
+        return self.streams[device]
 
     def current_device(self):
         self.looked()
@@ -126,7 +147,7 @@ class Gpu:
 
     @contextlib.contextmanager
     def device(self, device):
-        before, self.device_index = self.device_index, device.index
+        before, self.device_index = self.device_index, device
         yield
         self.device_index = before
 
@@ -166,6 +187,10 @@ class Run:
         for _ in range(steps):
             self.cut()
         return self.reported
+
+    @property
+    def host_timed(self):
+        return sum(step.flags & HOST_TIMED != 0 for step in self.reported)
 
     def notes(self):
         return [fields["text"] for kind, fields in self.recorder.events.drain(1000) if kind is Note]
