@@ -40,8 +40,8 @@ class Stream:
 
 class Event:
     def __init__(self, gpu, enable_timing):
-        assert enable_timing
         self.gpu = gpu
+        self.enable_timing = enable_timing
         self.device = None
         self.passed_ns = None
 
@@ -49,6 +49,7 @@ class Event:
         self.gpu.asked()
         if self.device not in (None, stream.device):
             raise RuntimeError("Event device does not match recording stream's device")
+        self.gpu.touched(stream.device)
         self.device = stream.device
         self.passed_ns = max(self.gpu.now_ns, stream.free_ns)
 
@@ -56,12 +57,14 @@ class Event:
         self.gpu.asked()
         if self.gpu.device_index != self.device:
             raise Forbidden("a query makes a CUDA context on the current device, which is not the event's")
+        self.gpu.touched(self.device)
         if self.gpu.broken == "query":
             raise RuntimeError("CUDA error")
         return self.passed_ns <= self.gpu.now_ns
 
     def elapsed_time(self, end_event):
         self.gpu.asked()
+        assert self.enable_timing
         if self.gpu.broken == "elapsed_time" or max(self.passed_ns, end_event.passed_ns) > self.gpu.now_ns:
             raise ValueError("Both events must be completed before calculating elapsed time.")
         # CUDA gives a float of 32 bits.
@@ -84,6 +87,8 @@ class Gpu:
         self.broken = ""
         self.made = 0
         self.calls_made = Counter()
+        self.used_devices = {0, 1}
+        """Devices on which the process may have a CUDA context."""
 
     @property
     def stream(self):
@@ -101,6 +106,10 @@ class Gpu:
             raise Forbidden("a CUDA call on another thread")
         if self.closed:
             raise Forbidden("a CUDA call while the interpreter ends")
+
+    def touched(self, device):
+        if device not in self.used_devices:
+            raise Forbidden(f"a CUDA call on device {device}, which is another rank's")
 
     def clock(self):
         return CudaClock(torch.device("cuda", 0), self.calls(), lambda: self.now_ns)
