@@ -11,9 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from ddpwatch.agent.cuda_calls import CUDA_CALLS, CudaCalls
+from ddpwatch.agent.patching import WeakIdSet
 from ddpwatch.wire import Checksum
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from ddpwatch.agent.cuda_calls import Event
     from ddpwatch.agent.step_recorder import Recorder
 
@@ -51,8 +54,14 @@ class Checksums:
     def __init__(self, modules: list[weakref.ref[nn.Module]], cuda: CudaCalls = CUDA_CALLS) -> None:
         self._modules = modules
         self._cuda = cuda
+        self._left_out = WeakIdSet()
         self._named: list[tuple[str, weakref.ref[Tensor]]] = []
         self._pending: _Sum | None = None
+
+    def leave_out(self, module: nn.Module) -> None:
+        """Take no checksums of this module: its replicas are on other ranks than those of the run's first model."""
+        self._left_out.add(module)
+        self._named.clear()
 
     def after_step(self, recorder: Recorder) -> None:
         """Take the slice that is due after this step, if any, and report a pending one that is complete."""
@@ -68,11 +77,12 @@ class Checksums:
         """Name and parameter of this turn, and the number of its earlier turns."""
         if not self._named:
             # Once: walking a large model takes a millisecond.
+            modules = [module for module in (ref() for ref in self._modules) if module is not None]
             self._named = [
                 (name, weakref.ref(parameter))
-                for module in (ref() for ref in self._modules)
-                if module is not None
-                for name, parameter in module.named_parameters()
+                for module in modules
+                if id(module) not in self._left_out.ids
+                for name, parameter in _synchronized(module)
                 if type(parameter) is nn.Parameter and parameter.requires_grad and parameter.numel()
             ]
         if not self._named:
@@ -114,3 +124,9 @@ class Checksums:
             if cuda.query(pending.event):
                 self._pending = None
                 recorder.event(Checksum, **pending.fields, crc=int(pending.host.item()) & MASK)
+
+
+def _synchronized(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+    """The parameters that DDP keeps equal on all ranks: those that the script does not make it ignore."""
+    ignored = frozenset(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
+    return (named for named in module.named_parameters() if named[0] not in ignored)

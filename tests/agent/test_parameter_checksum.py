@@ -15,7 +15,6 @@ from ddpwatch.agent.parameter_checksum import EVERY_STEPS, FIRST_STEP, Checksums
 from ddpwatch.agent.step_recorder import Recorder
 from tests.agent.fake_cuda import Forbidden, Gpu
 
-
 OWN = 1
 """The rank's device. The current device is another one, as without `torch.cuda.set_device`."""
 
