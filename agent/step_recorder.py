@@ -176,18 +176,20 @@ class Recorder:
 
     def add_sync_point(self, site: Site, phase: int) -> None:
         """Count a sync point outside DDP that the training thread has left, and the phase that it interrupted."""
-        number = min(self.sync_points, MAX_POINTS)
+        number = self.sync_points
+        self.sync_points = number + 1
         if number < MAX_POINTS:
             self._path.append((site, phase))
-        self.sync_points += 1
+        else:
+            number = MAX_POINTS
         if not site.splits:
             self._unsplit |= 1 << number
         self._path_checksum = zlib.crc32(site.code, self._path_checksum)
 
     def _sync_path(self) -> int:
-        """Identify the sync points of this step, and describe them when they are passed for the first time."""
-        if not self.sync_points:
-            return 0
+        """Identify the sync points of this step, of which there is at least one, and describe them when they are passed
+        for the first time.
+        """
         path = (self._path_checksum << (MAX_POINTS + 1)) | (ALL_POINTS & ~self._unsplit)
         if path not in self._paths and len(self._paths) < MAX_PATHS:
             self._paths.add(path)
@@ -232,7 +234,7 @@ class Recorder:
                 self.switch.cost_ns - self._cost_before_ns,
                 self._values or None,
             ),
-            self._sync_path(),
+            self._sync_path() if self.sync_points else 0,
             0,
         )
         if self._cuda_clock is None:
