@@ -22,7 +22,7 @@ from ddpwatch.agent.hooks.comm import BucketTimer
 from ddpwatch.agent.hooks.dataloader import LoaderHooks
 from ddpwatch.agent.hooks.forward import ForwardHooks
 from ddpwatch.agent.hooks.optimizer import OptimizerHooks
-from ddpwatch.agent.model_info import HOST_CLOCK, describe, not_wrapped, remarks
+from ddpwatch.agent.model_info import HOST_CLOCK, describe, not_wrapped, remarks, replicas_of
 from ddpwatch.agent.parameter_checksum import Checksums
 from ddpwatch.agent.publisher import Publisher
 from ddpwatch.agent.registration import identify, script_name
@@ -65,7 +65,7 @@ class Agent:
         self._collectives = CollectiveHooks(self._recorder, self._forward)
         if clock.name == CudaClock.name:
             self._collectives.watch_launches()
-        self._recorder.checksums = Checksums(self._forward.models)
+        self._recorder.checksums = self._checksums = Checksums(self._forward.models)
         self._recorder.memory = self._publisher.telemetry.memory
         self._wants_buckets = False
         self._wants_timing = False
@@ -209,6 +209,8 @@ class Agent:
         if isinstance(model, DistributedDataParallel):
             if self._roots[0]() is model.module:
                 self._description = describe(model, "ddp", self._description["comm"], self._description["clock"])
+            if replicas_of(model) != self._description["replicas"]:
+                self._checksums.leave_out(model.module)
             self._set_up_buckets(model)
             self._set_up_timing(model)
         elif text := not_wrapped(model):

@@ -41,11 +41,12 @@ class HostClock:
         self.since_ns = now
         self.phase = phase
 
-    def cut(self) -> tuple[list[int], int]:
-        """End the step: nanoseconds by phase, and the end time. The current phase continues in the next step."""
+    def cut(self, phase: int) -> tuple[list[int], int]:
+        """End the step and begin the next one in this phase: nanoseconds by phase, and the end time."""
         now = self._now()
         totals = self._totals
         totals[self.phase] += now - self.since_ns
         self.since_ns = now
+        self.phase = phase
         self._totals = [0] * CLOCK_PHASES
         return totals, now

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import zlib
 from typing import Any, Final
 
+import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.nn.parameter import is_lazy
 
 from ddpwatch.agent.environment import command, environment
 from ddpwatch.agent.registration import identify
-from ddpwatch.wire import fit
+from ddpwatch.wire import fit, ranges
 
 DATAPARALLEL: Final = (
     "nn.DataParallel drives all GPUs from one process: it copies the model to them in every step and shares one GIL, "
@@ -25,6 +27,8 @@ HOST_CLOCK: Final = (
     "Phases are timed on the CPU. CUDA is asynchronous, so they show when work was enqueued, not when it ran; step "
     "time and throughput are correct."
 )
+MAX_RANGES_CHARS: Final = 60
+"""Characters of a list of ranks, at most."""
 _DDP_SETTINGS: Final = (
     "bucket_bytes_cap",
     "broadcast_buffers",
@@ -71,7 +75,20 @@ def describe(model: nn.Module, kind: str, comm: str, clock: str) -> dict[str, An
         "parameter_bytes": sum(parameter.numel() * parameter.element_size() for parameter in parameters),
         "command": command(),
         "environment": environment(),
+        "replicas": replicas_of(ddps[0]) if ddps else "",
     }
+
+
+def replicas_of(ddp: DistributedDataParallel) -> str:
+    """`wire.Hello.replicas` of a model: the ranks that DDP keeps equal to this one."""
+    try:
+        ranks = dist.get_process_group_ranks(ddp.process_group)
+        world_size = dist.get_world_size()
+    except (KeyError, ValueError, RuntimeError):
+        return ""  # a process group that torch does not know, or that was destroyed
+    if len(ranks) == world_size:
+        return ""
+    return ranges(ranks, MAX_RANGES_CHARS) or f"{len(ranks)} ranks, {zlib.crc32(repr(sorted(ranks)).encode()):08x}"
 
 
 def not_wrapped(model: nn.Module) -> str:

@@ -10,7 +10,19 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeAlias, TypeVar
 from ddpwatch.agent.batch_tensors import fingerprint
 from ddpwatch.agent.clock import BACKWARD, DATA, FORWARD, OPTIMIZER, OTHER, PRESYNC, SYNC, SYNC_POINTS
 from ddpwatch.agent.cuda_clock import CudaClock
-from ddpwatch.wire import ALL_POINTS, MAX_PATHS, MAX_POINTS, PAUSED, SKIPPED, Note, Step, SyncPath, SyncPoint, fit
+from ddpwatch.wire import (
+    ALL_POINTS,
+    HOST_TIMED,
+    MAX_PATHS,
+    MAX_POINTS,
+    PAUSED,
+    SKIPPED,
+    Note,
+    Step,
+    SyncPath,
+    SyncPoint,
+    fit,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -52,9 +64,9 @@ class Ring(Generic[T]):
         return taken
 
 
-Record: TypeAlias = tuple[int, tuple[list[int], int], tuple[Any, ...], int]
-"""A finished step: its index, what the clock's `cut` returned, the fields of `Step` from `samples` to `values`, and its
-`sync_path`."""
+Record: TypeAlias = tuple[int, tuple[list[int], int], tuple[Any, ...], int, int]
+"""A finished step: its index, what the clock's `cut` returned, the fields of `Step` from `samples` to `values`, its
+`sync_path`, and flags that were not known when it ended."""
 
 RING_STEPS: Final = 4096
 """Finished steps that wait for the publisher; beyond that the oldest are dropped."""
@@ -68,7 +80,7 @@ FINGERPRINT_EVERY: Final = 8
 """Steps between fingerprints afterwards."""
 COST_EVERY: Final = 16
 """Steps between those in which hooks are timed."""
-HOST_TIMED: Final = (
+HOST_TIMED_TEXT: Final = (
     "Some steps have no GPU times: a CUDA graph was captured in them, they had too many phases, or the GPU was too far "
     "behind. Their phases show when work was enqueued, not when it ran."
 )
@@ -164,18 +176,20 @@ class Recorder:
 
     def add_sync_point(self, site: Site, phase: int) -> None:
         """Count a sync point outside DDP that the training thread has left, and the phase that it interrupted."""
-        number = min(self.sync_points, MAX_POINTS)
+        number = self.sync_points
+        self.sync_points = number + 1
         if number < MAX_POINTS:
             self._path.append((site, phase))
-        self.sync_points += 1
+        else:
+            number = MAX_POINTS
         if not site.splits:
             self._unsplit |= 1 << number
         self._path_checksum = zlib.crc32(site.code, self._path_checksum)
 
     def _sync_path(self) -> int:
-        """Identify the sync points of this step, and describe them when they are passed for the first time."""
-        if not self.sync_points:
-            return 0
+        """Identify the sync points of this step, of which there is at least one, and describe them when they are passed
+        for the first time.
+        """
         path = (self._path_checksum << (MAX_POINTS + 1)) | (ALL_POINTS & ~self._unsplit)
         if path not in self._paths and len(self._paths) < MAX_PATHS:
             self._paths.add(path)
@@ -202,12 +216,12 @@ class Recorder:
         """Queue a message of the given type; the agent's thread adds the rank and sequence number."""
         self.events.push((message, {"step": self.index, "mono_ns": self.clock.since_ns, **fields}))
 
-    def close_step(self, *, skipped: bool = False) -> None:
-        """End the current step and begin the next one."""
+    def close_step(self, *, skipped: bool = False, then: int | None = None) -> None:
+        """End the current step and begin the next one in the phase `then`, or in the current phase."""
         self.updated()
         record: Record = (
             self.index,
-            self.clock.cut(),
+            self.clock.cut(self.clock.phase if then is None else then),
             (
                 # A loader counts each sample once; a GAN's discriminator sees the same batch three times.
                 self.loader_samples or self._update_samples or self._forward_samples,
@@ -220,7 +234,8 @@ class Recorder:
                 self.switch.cost_ns - self._cost_before_ns,
                 self._values or None,
             ),
-            self._sync_path(),
+            self._sync_path() if self.sync_points else 0,
+            0,
         )
         if self._cuda_clock is None:
             self.steps.push(record)
@@ -251,20 +266,24 @@ class Recorder:
     def _wait(self, record: Record, clock: CudaClock) -> None:
         """Hold a step back until its times are final, because they must not change in the agent's thread."""
         self._waiting.append(record)
-        self._publish_steps(clock.settle())
-        if clock.host_timed and not self._noted_host_timed:
+        settled = clock.settle()
+        self._publish_steps(settled)
+        if not all(settled) and not self._noted_host_timed:
             self._noted_host_timed = True
-            self.note("host-timed", HOST_TIMED)
+            self.note("host-timed", HOST_TIMED_TEXT)
 
-    def _publish_steps(self, count: int) -> None:
-        for _ in range(count):
-            self.steps.push(self._waiting.popleft())
+    def _publish_steps(self, settled: list[bool]) -> None:
+        """Publish the steps that a CUDA clock has settled, each with the GPU's times or else with a flag."""
+        for timed in settled:
+            record = self._waiting.popleft()
+            self.steps.push(record if timed else (*record[:4], HOST_TIMED))
 
 
 def to_step(record: Record) -> Step:
     """Convert a record to a message, in the agent's thread, where time does not matter."""
-    index, (ns, end_ns), rest, sync_path = record
+    index, (ns, end_ns), (samples, batch, backwards, flags, *rest), sync_path, late_flags = record
     sync_ns = ns[SYNC] + sum(ns[PRESYNC:])
     phases = ns[DATA], ns[FORWARD], ns[BACKWARD], sync_ns, ns[OPTIMIZER], ns[OTHER]
-    fields = (*phases, ns[PRESYNC], *rest, *ns[SYNC_POINTS:], sync_path)
+    counts = samples, batch, backwards, flags | late_flags
+    fields: tuple[Any, ...] = (*phases, ns[PRESYNC], *counts, *rest, *ns[SYNC_POINTS:], sync_path)
     return Step(index, end_ns, *fields)

@@ -11,6 +11,7 @@ import psutil
 
 BENCHMARKS = (
     "training_thread",
+    "cuda_clock",
     "buckets",
     "two_ranks",
     "agent_memory",

@@ -33,8 +33,7 @@ class TorchMemory:
 
     def __init__(self) -> None:
         self._indices: tuple[int, ...] = ()
-        # Never, until there is a device: a step on the CPU pays for one comparison only.
-        self._next_s = float("inf")
+        self._next_s = 0.0
         self.held: dict[int, AllocatorStats] = {}
         """By device index; replaced as a whole."""
         self.why = "torch's allocator was not read yet"
@@ -43,10 +42,12 @@ class TorchMemory:
     def watch(self, indices: Iterable[int]) -> None:
         """Read these devices from now on."""
         self._indices = tuple(indices)
-        self._next_s = 0.0 if self._indices else float("inf")
+        self._next_s = 0.0
 
     def after_step(self) -> None:
         """Read the counters if it is time. Never raises."""
+        if not self._indices:
+            return
         now_s = monotonic()
         if now_s < self._next_s:
             return

@@ -79,6 +79,8 @@ class CollectiveHooks:
         self._inside = False
         self._phase_before = 0
         self._sites: dict[tuple[Any, int], Site] = {}
+        self._library_files: dict[str, bool] = {}
+        """Files of torch and ddpwatch, and whether functions in them name the operation."""
         self._patches: list[Patch] = []
         self._launches = False
         if not distributed.is_available():
@@ -158,9 +160,16 @@ class CollectiveHooks:
         """Where the script called the collective that `frame` waits for."""
         op = "wait"
         outer: FrameType | None = frame
-        while outer is not None and (file := outer.f_code.co_filename).startswith((_TORCH, _OWN)):
-            if file.startswith(_DISTRIBUTED) and file not in _NAMELESS:
-                op = outer.f_code.co_name
+        while outer is not None:
+            code = outer.f_code
+            names_op = self._library_files.get(code.co_filename)
+            if names_op is None:
+                file = code.co_filename
+                if not file.startswith((_TORCH, _OWN)):
+                    break
+                names_op = self._library_files[file] = file.startswith(_DISTRIBUTED) and file not in _NAMELESS
+            if names_op:
+                op = code.co_name
             outer = outer.f_back
         if outer is None:
             outer = frame

@@ -95,10 +95,9 @@ class OptimizerHooks:
             return
         self._open = None
         self._recorder.rest = OTHER
-        # An optimizer fused into backward steps in the middle of it; backward continues afterwards.
-        self._recorder.clock.switch(self._phase_before)
         self._ended_steps += 1
-        self._update(optimizer)
+        # An optimizer fused into backward steps in the middle of it; backward continues afterwards.
+        self._update(optimizer, then=self._phase_before)
 
     def _leads(self, optimizer: Optimizer) -> bool:
         leader = self._leader() if self._leader is not None else None
@@ -141,10 +140,12 @@ class OptimizerHooks:
     @guarded
     def _skipped(self, optimizer: Optimizer) -> None:
         """End the step although the scaler found inf or nan and skipped the optimizer."""
-        self._update(optimizer, skipped=True)
+        self._update(optimizer, skipped=True, then=self._recorder.clock.phase)
 
-    def _update(self, optimizer: Optimizer, *, skipped: bool = False) -> None:
+    def _update(self, optimizer: Optimizer, *, skipped: bool = False, then: int) -> None:
+        """Go on in the phase `then`, and in the next step if this optimizer leads."""
         if not self.manual and self._leads(optimizer):
-            self._recorder.close_step(skipped=skipped)
+            self._recorder.close_step(skipped=skipped, then=then)
         else:
+            self._recorder.clock.switch(then)
             self._recorder.updated()

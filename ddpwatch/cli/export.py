@@ -72,7 +72,7 @@ def _note_written(exported: Exported, target: Path | None, attempt: int | None) 
     if not exported.count:
         click.echo("no step was finished by all ranks", err=True)
     if exported.reader.skipped:
-        why = "" if exported.unusual else ", or they include a pause, an evaluation or a skipped update"
+        why = "" if exported.unusual else ", or they include a pause, an evaluation, a skipped update or no GPU times"
         them = "it" if exported.reader.skipped == 1 else "them"
         click.echo(f"{plural(exported.reader.skipped, 'step')} left out: not all ranks finished {them}{why}", err=True)
     if exported.logged.left_out:

@@ -71,7 +71,9 @@ class StepReader:
         self._compared: Sequence[RankState] = ()
 
     def windows(self, *, unusual: bool = False) -> Iterator[Window]:
-        """All aligned steps in order; those with a pause, an evaluation or a skipped update only if `unusual`."""
+        """All aligned steps in order; those with a pause, an evaluation, a skipped update or the host's
+        times instead of a GPU's only if `unusual`.
+        """
         return (window for window in self.portions(unusual=unusual) if window is not None)
 
     def portions(self, *, unusual: bool = False) -> Iterator[Window | None]:
@@ -162,7 +164,7 @@ class StepReader:
         while self._next >= 0 and front - self._next + 1 >= least:
             until = min(front, self._next + CHUNK_STEPS - 1)
             indices = np.arange(self._next, until + 1, dtype=np.int64)
-            held, ordinary = held_by_all(ranks, indices)
+            held, _, ordinary = held_by_all(ranks, indices)
             if not held[0]:
                 begun = self._next_held(ranks, front)
                 if begun > pressing:
@@ -198,7 +200,7 @@ class StepReader:
             # Skips what no ring holds at once: a gap, or what claims to be one, may be of any length.
             first = max(first, *(int(rank.steps.indices()[0]) for rank in ranks))
             indices = np.arange(first, min(front, first + CHUNK_STEPS - 1) + 1, dtype=np.int64)
-            held, _ = held_by_all(ranks, indices)
+            held = held_by_all(ranks, indices).held
             if held.any():
                 return first + int(held.argmax())
             first += CHUNK_STEPS

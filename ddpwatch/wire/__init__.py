@@ -42,6 +42,7 @@ from ddpwatch.wire.limits import (
 from ddpwatch.wire.message_parts import (
     ALL_POINTS,
     EVALUATED,
+    HOST_TIMED,
     MAX_POINTS,
     PAUSED,
     PHASES,
@@ -110,8 +111,8 @@ from ddpwatch.wire.step_table import (
 )
 
 __all__ = [
-    "AGENT_OFF", "ALL_POINTS", "BEAT_NS", "EVALUATED", "FAILING", "HELLO_NS", "LIVE_TOPICS", "MANY_RANKS",
-    "MAX_COLLECTIVES", "MAX_COLUMNS",
+    "AGENT_OFF", "ALL_POINTS", "BEAT_NS", "EVALUATED", "FAILING", "HELLO_NS", "HOST_TIMED", "LIVE_TOPICS",
+    "MANY_RANKS", "MAX_COLLECTIVES", "MAX_COLUMNS",
     "MAX_ENVIRONMENT", "MAX_FRAMES", "MAX_FRAME_BYTES", "MAX_GPUS", "MAX_GPU_MOMENTS", "MAX_GPU_PROCESSES",
     "MAX_LOG_CHARS", "MAX_LOG_LINES", "MAX_PATHS", "MAX_POINTS", "MAX_SNAP_STEPS", "MAX_THREADS",
     "MAX_THROTTLE", "MAX_TOPIC_BYTES", "MAX_XIDS",

@@ -16,6 +16,9 @@ PAUSED: Final = 2
 """Flag of a step that was partly inside `agent.pause(...)`."""
 EVALUATED: Final = 4
 """Flag of a step in which the model also ran without training (evaluation)."""
+HOST_TIMED: Final = 8
+"""Flag of a step whose phases a CUDA clock could time on the host only (graph capture, GPU too far behind): they show
+when work was enqueued, not when it ran."""
 MAX_POINTS: Final = 6
 """Sync points of a step outside DDP that are measured one by one; the time of further ones is summed."""
 ALL_POINTS: Final = (1 << (MAX_POINTS + 1)) - 1

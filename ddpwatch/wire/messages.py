@@ -173,6 +173,9 @@ class Hello(_Message, frozen=True, tag="hello"):
     """The script and its arguments, without anything that looks like a secret."""
     environment: Annotated[dict[Name, Name], Meta(max_length=MAX_ENVIRONMENT)] = {}
     """Known environment variables that change how a job runs, without anything that looks like a secret."""
+    replicas: Name = ""
+    """Ranks that hold a replica of the model, as `ranges` writes them: those of DDP's process group. Too many to list =
+    text that is equal on all of them. Empty = all ranks of the job."""
 
 
 class Steps(_Message, frozen=True, tag="steps"):

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import struct
+import sys
 import threading
+from collections import Counter
 
 import torch
 
+from ddpwatch.agent.cuda_calls import CudaCalls
 from ddpwatch.agent.cuda_clock import LATER_STEPS, CudaClock
 from ddpwatch.agent.fail_open import Switch
 from ddpwatch.agent.step_recorder import Recorder, to_step
-from ddpwatch.wire import Note
+from ddpwatch.wire import HOST_TIMED, Note
 
 NEVER = float("inf")
 
@@ -37,8 +40,8 @@ class Stream:
 
 class Event:
     def __init__(self, gpu, enable_timing):
-        assert enable_timing
         self.gpu = gpu
+        self.enable_timing = enable_timing
         self.device = None
         self.passed_ns = None
 
@@ -46,17 +49,22 @@ class Event:
         self.gpu.asked()
         if self.device not in (None, stream.device):
             raise RuntimeError("Event device does not match recording stream's device")
+        self.gpu.touched(stream.device)
         self.device = stream.device
         self.passed_ns = max(self.gpu.now_ns, stream.free_ns)
 
     def query(self):
         self.gpu.asked()
+        if self.gpu.device_index != self.device:
+            raise Forbidden("a query makes a CUDA context on the current device, which is not the event's")
+        self.gpu.touched(self.device)
         if self.gpu.broken == "query":
             raise RuntimeError("CUDA error")
         return self.passed_ns <= self.gpu.now_ns
 
     def elapsed_time(self, end_event):
         self.gpu.asked()
+        assert self.enable_timing
         if self.gpu.broken == "elapsed_time" or max(self.passed_ns, end_event.passed_ns) > self.gpu.now_ns:
             raise ValueError("Both events must be completed before calculating elapsed time.")
         # CUDA gives a float of 32 bits.
@@ -78,24 +86,46 @@ class Gpu:
         self.closed = False
         self.broken = ""
         self.made = 0
+        self.calls_made = Counter()
+        self.used_devices = {0, 1}
+        """Devices on which the process may have a CUDA context."""
 
     @property
     def stream(self):
         return self.streams[0]
 
     def asked(self):
+        self.calls_made[sys._getframe(1).f_code.co_name] += 1
         if self.capturing:
             raise Forbidden("a CUDA call during a capture")
         self.looked()
 
     def looked(self):
+        self.calls_made[sys._getframe(1).f_code.co_name] += 1
         if threading.get_ident() != self.thread:
             raise Forbidden("a CUDA call on another thread")
         if self.closed:
             raise Forbidden("a CUDA call while the interpreter ends")
 
+    def touched(self, device):
+        if device not in self.used_devices:
+            raise Forbidden(f"a CUDA call on device {device}, which is another rank's")
+
     def clock(self):
-        return CudaClock(torch.device("cuda", 0), self, lambda: self.now_ns)
+        return CudaClock(torch.device("cuda", 0), self.calls(), lambda: self.now_ns)
+
+    def calls(self):
+        return CudaCalls(
+            current_device=self.current_device,
+            is_capturing=self.is_current_stream_capturing,
+            stream_id=self.current_stream,
+            current_stream=self.current_stream,
+            device=self.device,
+            new_event=self.Event,
+            record=Event.record,
+            query=Event.query,
+            elapsed_ms=Event.elapsed_time,
+        )
 
     def advance(self, ns):
         self.now_ns += ns
@@ -112,7 +142,7 @@ class Gpu:
 
     def current_stream(self, device):
         self.looked()
-        return self.streams[device.index]
+        return self.streams[device]
 
     def current_device(self):
         self.looked()
@@ -126,7 +156,7 @@ class Gpu:
 
     @contextlib.contextmanager
     def device(self, device):
-        before, self.device_index = self.device_index, device.index
+        before, self.device_index = self.device_index, device
         yield
         self.device_index = before
 
@@ -166,6 +196,10 @@ class Run:
         for _ in range(steps):
             self.cut()
         return self.reported
+
+    @property
+    def host_timed(self):
+        return sum(step.flags & HOST_TIMED != 0 for step in self.reported)
 
     def notes(self):
         return [fields["text"] for kind, fields in self.recorder.events.drain(1000) if kind is Note]

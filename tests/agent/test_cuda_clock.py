@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from ddpwatch.agent.clock import BACKWARD, DATA, FORWARD, OPTIMIZER, OTHER, PRESYNC, SYNC
 from ddpwatch.agent.cuda_clock import LATER_STEPS, MAX_EVENTS, MAX_PENDING
-from ddpwatch.agent.step_recorder import HOST_TIMED
+from ddpwatch.agent.step_recorder import HOST_TIMED_TEXT
 from tests.agent.fake_cuda import NEVER, Gpu, Run, Stream
 
 
@@ -23,7 +23,7 @@ def test_a_step_shows_when_work_ran_and_ends_when_the_host_cut_it(run):
     step = run.empty_steps()[0]
     assert (step.forward_ns, step.backward_ns, step.optimizer_ns) == (5_000, 7_000, 3_000)
     assert (step.step_ns, step.end_ns) == (15_000, 300)
-    assert run.clock.host_timed == 0
+    assert run.host_timed == 0
     assert run.notes() == []
 
 
@@ -87,7 +87,7 @@ def test_every_nanosecond_of_the_gpu_belongs_to_one_phase_of_one_step(moves):
     ]
     assert found == [(*ns[:SYNC], ns[SYNC] + ns[PRESYNC], *ns[SYNC + 1 :]) for ns in expected]
     assert sum(step.step_ns for step in reported) == reached_ns
-    assert run.clock.host_timed == 0
+    assert run.host_timed == 0
 
 
 @given(st.lists(st.lists(st.integers(0, 10**11), min_size=1, max_size=9), min_size=1, max_size=5))
@@ -180,9 +180,9 @@ def test_steps_of_a_gpu_that_never_answers_are_reported_in_order_with_the_hosts_
         run.phase(FORWARD, host=k)
         assert len(run.cut()) == max(0, k + 1 - MAX_PENDING)
     assert [step.forward_ns for step in run.reported] == list(range(2 * MAX_PENDING))
-    assert run.clock.host_timed == 2 * MAX_PENDING
+    assert run.host_timed == 2 * MAX_PENDING
     assert run.gpu.made <= 2 * MAX_PENDING + 4
-    assert run.notes() == [HOST_TIMED]
+    assert run.notes() == [HOST_TIMED_TEXT]
     run.gpu.stream.free_ns = 0
     for _ in range(2 * MAX_PENDING):
         run.phase(FORWARD, queue=700)
@@ -192,8 +192,8 @@ def test_steps_of_a_gpu_that_never_answers_are_reported_in_order_with_the_hosts_
 
 
 def test_the_note_is_two_plain_sentences():
-    assert HOST_TIMED.count(". ") == 1
-    assert HOST_TIMED.endswith(".")
+    assert HOST_TIMED_TEXT.count(". ") == 1
+    assert HOST_TIMED_TEXT.endswith(".")
 
 
 def test_a_step_with_more_stamps_than_there_are_events_has_the_hosts_times_and_others_their_own(run):
@@ -225,10 +225,10 @@ def test_an_error_of_cudas_while_reading_costs_the_gpus_times_and_no_step(run, b
     run.gpu.catch_up()
     run.gpu.broken = broken
     reported = run.empty_steps()
-    assert (reported[0].forward_ns, run.clock.host_timed) == (20, 1)
+    assert (reported[0].forward_ns, run.host_timed) == (20, 1)
     run.gpu.broken = ""
     assert len(run.empty_steps(3)) == 4
-    assert run.clock.host_timed == 1
+    assert run.host_timed == 1
 
 
 def test_another_current_device_does_not_matter(run):
@@ -238,7 +238,7 @@ def test_another_current_device_does_not_matter(run):
     run.clock.switch(OTHER)
     run.cut()
     step = run.empty_steps()[0]
-    assert (step.forward_ns, step.backward_ns, run.clock.host_timed) == (500, 600, 0)
+    assert (step.forward_ns, step.backward_ns, run.host_timed) == (500, 600, 0)
 
 
 @pytest.mark.parametrize(("current", "captured"), [(0, 0), (1, 0), (1, 1)])
@@ -260,7 +260,7 @@ def test_nothing_is_asked_in_a_capture_and_its_step_has_the_hosts_times(run, cur
     run.cut()
     reported = run.empty_steps()
     assert [(step.forward_ns, step.backward_ns) for step in reported] == [(100, 0)] * 4 + [(30, 40), (100, 0)]
-    assert run.clock.host_timed == 1
+    assert run.host_timed == 1
 
 
 def test_a_whole_step_in_a_capture_leaves_the_next_one_without_a_beginning_and_no_other(run):
@@ -280,8 +280,62 @@ def test_a_whole_step_in_a_capture_leaves_the_next_one_without_a_beginning_and_n
     run.phase(OTHER)
     run.cut()
     assert [step.forward_ns for step in run.empty_steps()] == [100, 30, 40, 100]
-    assert run.clock.host_timed == 2
-    assert run.notes() == [HOST_TIMED]
+    assert run.host_timed == 2
+    assert run.notes() == [HOST_TIMED_TEXT]
+
+
+USUAL = (DATA, OTHER, PRESYNC, FORWARD, OTHER, BACKWARD, SYNC, OTHER, OPTIMIZER)
+"""Phases of a usual step; `other` begins again with the next one."""
+
+
+def usual_step(run, then=OTHER):
+    for phase in USUAL:
+        run.phase(phase, queue=3, host=4)
+    run.recorder.close_step(then=then)
+
+
+def test_a_usual_step_has_one_event_and_one_capture_check_for_each_stamp_and_one_query(run):
+    for _ in range(5):
+        usual_step(run)
+    run.gpu.calls_made.clear()
+    usual_step(run)
+    stamps = len(USUAL) + 1
+    assert {name: calls for name, calls in run.gpu.calls_made.items() if name != "asked"} == {
+        "is_current_stream_capturing": stamps,
+        "current_device": stamps + 1,
+        "current_stream": stamps,
+        "record": stamps,
+        "query": 1,
+        "elapsed_time": stamps,
+    }
+
+
+def test_each_further_stream_of_a_step_costs_one_query_and_one_stream_object(run):
+    other = Stream(run.gpu, 0)
+    for _ in range(5):
+        usual_step(run)
+    own = run.gpu.streams[0]
+    run.gpu.streams[0] = other
+    run.phase(FORWARD, queue=3)
+    run.gpu.streams[0] = own
+    run.gpu.calls_made.clear()
+    usual_step(run)
+    assert run.gpu.calls_made["current_stream"] == len(USUAL) + 2
+    usual_step(run)
+    run.gpu.calls_made.clear()
+    usual_step(run)
+    assert run.gpu.calls_made["query"] == 3  # the last events of both stretches before it, and the end
+
+
+def test_the_phase_that_a_cut_begins_goes_on_in_the_next_step(run):
+    run.phase(OPTIMIZER, queue=300)
+    run.recorder.close_step(then=BACKWARD)
+    run.gpu.stream.work(500)
+    run.phase(OTHER)
+    run.cut()
+    first, second = run.empty_steps()[:2]
+    assert (first.optimizer_ns, first.step_ns) == (300, 300)
+    assert (second.backward_ns, second.step_ns) == (500, 500)
 
 
 def test_events_are_used_again_for_ten_thousand_steps(run):
@@ -291,7 +345,7 @@ def test_events_are_used_again_for_ten_thousand_steps(run):
         run.cut()
     assert len(run.reported) == 10_000 - LATER_STEPS
     assert run.gpu.made <= 11 * (LATER_STEPS + 2)
-    assert run.clock.host_timed == 0
+    assert run.host_timed == 0
 
 
 def test_at_the_end_finished_gpu_work_has_the_gpus_times_and_the_rest_the_hosts(run):

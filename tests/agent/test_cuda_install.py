@@ -8,7 +8,9 @@ import torch
 from torch.utils.data import DataLoader
 
 import ddpwatch.agent
+from ddpwatch import wire
 from ddpwatch.agent.clock import HostClock
+from ddpwatch.agent.cuda_calls import CUDA_CALLS
 from ddpwatch.agent.cuda_clock import clock_for
 from ddpwatch.agent.model_info import HOST_CLOCK, remarks
 from tests.agent.fake_cuda import Event, Gpu
@@ -85,7 +87,7 @@ def test_the_interpreters_exit_and_other_threads_leave_cuda_alone(install, gpu, 
         thread.join()
     agent._publisher.join(30)  # on a busy machine `close` does not wait for it to the end
     assert times(agent._publisher._steps) == [(0, 0, 0, 0)] * 2  # the host needed no time of the test's
-    assert agent._recorder.clock.host_timed == 2
+    assert all(step.flags & wire.HOST_TIMED for step in agent._publisher._steps)
 
 
 def test_a_thread_that_reads_ahead_before_the_first_forward_asks_nothing_of_cuda(install, gpu):
@@ -178,7 +180,9 @@ def test_the_hosts_clock_is_remarked_upon_only_where_it_times_a_gpu():
 
 
 def test_torch_has_what_is_used_of_it():
-    """The fake GPU has the signatures of the real one; builds without CUDA have the names too."""
+    """The fake GPU has the signatures of the real one; builds without CUDA have the public names, and call the bindings
+    under the names that are used here.
+    """
     for name in ("Event", "current_stream", "current_device", "device", "is_current_stream_capturing"):
         assert hasattr(Gpu, name)
         assert callable(getattr(torch.cuda, name))
@@ -186,3 +190,11 @@ def test_torch_has_what_is_used_of_it():
     for name in ("record", "query", "elapsed_time"):
         real, fake = (list(inspect.signature(getattr(owner, name)).parameters) for owner in (torch.cuda.Event, Event))
         assert real == fake
+        assert f"super().{name}(" in inspect.getsource(getattr(torch.cuda.Event, name))
+    for public, binding in (
+        (torch.cuda.current_device, "_cuda_getDevice"),
+        (torch.cuda.current_stream, "_cuda_getCurrentStream"),
+        (torch.cuda.is_current_stream_capturing, "_cuda_isCurrentStreamCapturing"),
+    ):
+        assert f"{binding}(" in inspect.getsource(public)
+    assert all(map(callable, CUDA_CALLS))

@@ -133,6 +133,21 @@ def test_the_step_table_has_every_rank_and_step_with_the_times_that_were_measure
         assert row["evaluated"] == str(int(SCENARIO.evaluates_in(int(row["step"]))))
 
 
+def test_a_step_that_one_rank_timed_on_the_host_has_a_mark_and_no_wire_or_wait(tmp_path):
+    def steps(rank):
+        flags = {7: wire.HOST_TIMED} if rank else {}
+        return [make_step(index, sync=20 - 15 * rank, flags=flags.get(index, 0)) for index in range(12)]
+
+    snaps = [frame(make_snap(rank, steps=steps(rank), hello=make_hello(rank, world_size=2))) for rank in range(2)]
+    path = record(tmp_path / "run.ddpw", snaps, 2)
+
+    rows = table(path)
+    assert len(rows) == 24
+    assert [(row["step"], row["rank"]) for row in rows if row["host_timed"] == "1"] == [("7", "1")]
+    assert {row["step"] for row in rows if not row["wire_ms"] and not row["wait_ms"]} == {"7"}
+    assert sum(event["ph"] == "s" for event in trace(path)) == 11
+
+
 def test_the_time_of_a_step_is_that_of_its_rank(real):
     rows = table(real)
 

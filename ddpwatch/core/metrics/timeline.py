@@ -117,7 +117,7 @@ class Timeline:
         self._excess = np.full((CAPACITY_STEPS, len(ranks)), NOT_KNOWN, dtype=np.uint8)
 
     def _take(self, state: RunState, ranks: Sequence[RankState], indices: IntArray) -> None:
-        indices = indices[held_by_all(ranks, indices)[1]]
+        indices = indices[held_by_all(ranks, indices).ordinary]
         if not len(indices):
             return
         window = aligned_window(state, ranks, indices, TIMES)

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 import numpy as np
 
 from ddpwatch.core.limits import WindowLimits
 from ddpwatch.core.state.run import ALIVE
 from ddpwatch.core.state.step_store import CAPACITY_STEPS, COLUMNS
-from ddpwatch.wire import EVALUATED, MAX_POINTS, PAUSED, PHASES, SKIPPED
+from ddpwatch.wire import EVALUATED, HOST_TIMED, MAX_POINTS, PAUSED, PHASES, SKIPPED
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,7 +30,7 @@ WINDOW_STEPS: Final = 50
 """Figures cover at most this number of the latest aligned steps."""
 MAX_SAMPLED_RANKS: Final = 256
 """Number of ranks that medians over ranks are taken from."""
-UNUSUAL: Final = SKIPPED | PAUSED | EVALUATED
+UNUSUAL: Final = SKIPPED | PAUSED | EVALUATED | HOST_TIMED
 FIRST_PHASE: Final = f"{PHASES[0]}_ns"
 """The phases are contiguous columns of the table, in order."""
 SYNC: Final = PHASES.index("sync")
@@ -148,16 +148,27 @@ class Window:
             return np.zeros_like(presync_ns)
         before_ns = self.phases_ns[:, BEFORE_FORWARD].sum(axis=1)
         late_ns = before_ns[self.ranks.index(ROOT)] - before_ns
-        wait_ns: IntArray = np.clip(late_ns, 0, presync_ns)
+        wait_ns: IntArray = np.where(self.mixed_clocks, 0, np.clip(late_ns, 0, presync_ns))
         return wait_ns
+
+    @cached_property
+    def mixed_clocks(self) -> NDArray[np.bool_]:
+        """(step): whether some ranks have the GPU's times and others the host's, so that ranks cannot be compared. Only
+        exports include such steps.
+        """
+        if "flags" not in self.columns:
+            return np.zeros(len(self), dtype=np.bool_)
+        by_host = self.column("flags") & HOST_TIMED
+        mixed: NDArray[np.bool_] = (by_host != by_host[:1]).any(axis=0)
+        return mixed
 
     @cached_property
     def arrivals_ns(self) -> list[IntArray]:
         """At each sync point where arrivals can be compared, the time in it of each rank as (rank, step): least of the
         last to arrive.
         """
-        points_ns = [self.presync_wait_ns, self.after_backward_ns]
-        for point_ns, matched in zip(self.script_points_ns, self.matched_points, strict=True):
+        points_ns = [self.presync_wait_ns, np.where(self.mixed_clocks, 0, self.after_backward_ns)]
+        for point_ns, matched in zip(self.script_points_ns, self.matched_points & ~self.mixed_clocks, strict=True):
             if matched.any():
                 points_ns.append(np.where(matched, point_ns, 0))
         return points_ns
@@ -340,8 +351,9 @@ def _chosen(ranks: Sequence[RankState], upto: int, steps: int, first: int) -> In
         return np.arange(latest, upto + 1, dtype=np.int64)
     # Search twice the range, so that a pause or a lost message does not empty the window.
     candidates = np.arange(max(first, upto - 2 * steps + 1), upto + 1, dtype=np.int64)
-    held, ordinary = held_by_all(ranks, candidates)
-    chosen: IntArray = candidates[ordinary if ordinary.sum() >= WindowLimits.MIN_STEPS else held][-steps:]
+    held = held_by_all(ranks, candidates)
+    enough = held.ordinary.sum() >= WindowLimits.MIN_STEPS
+    chosen: IntArray = candidates[held.ordinary if enough else held.comparable][-steps:]
     return chosen
 
 
@@ -358,16 +370,31 @@ def older_may_count(state: RunState) -> bool:
     )
 
 
-def held_by_all(ranks: Sequence[RankState], indices: IntArray) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """Which of these steps all ranks hold, and which of those are unusual for none. `indices` are consecutive."""
+class HeldSteps(NamedTuple):
+    """Which steps of a range all ranks hold."""
+
+    held: NDArray[np.bool_]
+    comparable: NDArray[np.bool_]
+    """Those whose times all ranks took from the same kind of clock: the host's `sync` of a step that a GPU runs is
+    about 0, so the rank would seem to be the last to arrive."""
+    ordinary: NDArray[np.bool_]
+    """Those that are unusual for none."""
+
+
+def held_by_all(ranks: Sequence[RankState], indices: IntArray) -> HeldSteps:
+    """Which of these steps all ranks hold. `indices` are consecutive."""
     held = np.full(len(indices), bool(ranks))
-    flags = np.zeros(len(indices), dtype=np.int64)
+    any_flags = np.zeros(len(indices), dtype=np.int64)
+    all_flags = np.full(len(indices), -1, dtype=np.int64)
     if len(indices):
         first, last = int(indices[0]), int(indices[-1])
         for rank in ranks:
-            if not rank.steps.is_plain(first, last):
-                rank.steps.narrow(indices, held, flags)
-    return held, held & ((flags & UNUSUAL) == 0)
+            if rank.steps.is_plain(first, last):
+                all_flags[:] = 0
+            else:
+                rank.steps.narrow(indices, held, any_flags, all_flags)
+    mixed = (any_flags & ~all_flags & HOST_TIMED) != 0
+    return HeldSteps(held, held & ~mixed, held & ((any_flags & UNUSUAL) == 0))
 
 
 @dataclass(frozen=True)

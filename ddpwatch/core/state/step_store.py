@@ -239,10 +239,14 @@ class StepRing:
         held: NDArray[np.bool_] = (stored == indices) & (indices > self.newest - self._capacity)
         return held
 
-    def narrow(self, indices: IntArray, held: NDArray[np.bool_], flags: IntArray) -> None:
-        """Clear `held` for steps that the ring does not hold, and OR the flags of the others into `flags`."""
+    def narrow(self, indices: IntArray, held: NDArray[np.bool_], any_flags: IntArray, all_flags: IntArray) -> None:
+        """Clear `held` for steps that the ring does not hold; OR the flags of the others into `any_flags`, and AND them
+        into `all_flags`.
+        """
         held &= self.holds(indices)
-        flags |= np.where(held, self._table[indices % self._capacity, COLUMN["flags"]], 0)
+        flags = np.where(held, self._table[indices % self._capacity, COLUMN["flags"]], 0)
+        any_flags |= flags
+        all_flags &= flags
 
     def column(self, name: str, indices: IntArray) -> IntArray:
         """One field of these steps, all of which must be held."""

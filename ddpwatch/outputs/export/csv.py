@@ -11,7 +11,7 @@ import numpy as np
 from ddpwatch.core.metrics.window import SYNC
 from ddpwatch.core.state.sanitize import NAME_CHARS, sanitize
 from ddpwatch.core.units import MAX_UNIX_NS
-from ddpwatch.wire import EVALUATED, PAUSED, PHASES, SKIPPED
+from ddpwatch.wire import EVALUATED, HOST_TIMED, PAUSED, PHASES, SKIPPED
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ddpwatch.outputs.export.logged_values import Logged
     from ddpwatch.outputs.export.step_range import Exported
 
-FLAGS: Final = {"skipped": SKIPPED, "paused": PAUSED, "evaluated": EVALUATED}
+FLAGS: Final = {"skipped": SKIPPED, "paused": PAUSED, "evaluated": EVALUATED, "host_timed": HOST_TIMED}
 COLUMNS: Final = (
     "attempt", "rank", "host", "step", "time", "step_ms", *(f"{phase}_ms" for phase in PHASES), "self_ms", "wire_ms",
     "wait_ms", "samples", "batch", "backwards", *FLAGS, "busy_ms", "comm_bytes",
@@ -71,15 +71,14 @@ def _logged(window: Window, names: Sequence[str], logged: Logged) -> list[list[o
 
 
 def _measured(window: Window) -> list[list[object]]:
-    split = window.complete
-    unknown: list[object] = [""] * window.step_ns.size
+    split = np.broadcast_to(window.complete & ~window.mixed_clocks, window.step_ns.shape)
     flags = window.column("flags")
     return [
         _ms(window.step_ns),
         *(_ms(window.phases_ns[:, place]) for place in range(len(PHASES))),
         _ms(window.self_ns),
-        _ms(window.phases_ns[:, SYNC] - window.wait_ns) if split else unknown,
-        _ms(window.wait_ns) if split else unknown,
+        _ms(window.phases_ns[:, SYNC] - window.wait_ns, split),
+        _ms(window.wait_ns, split),
         *(_reported_values(window.column(name)) for name in ("samples", "batch", "backwards")),
         *(_by_step((flags & flag != 0).astype(np.int64)) for flag in FLAGS.values()),
         [milliseconds if milliseconds != "0.0" else "" for milliseconds in _ms(window.column("busy_ns"))],
@@ -99,9 +98,12 @@ def _times(window: Window, ranks: list[RankState]) -> NDArray[np.str_]:
     return texts
 
 
-def _ms(values_ns: IntArray) -> list[object]:
-    """Milliseconds to the microsecond."""
-    return [str(value) for value in (np.round(values_ns.T.ravel() / 1e3) / 1e3).tolist()]
+def _ms(values_ns: IntArray, known: NDArray[np.bool_] | None = None) -> list[object]:
+    """Milliseconds to the microsecond; empty where a value is not known."""
+    texts: list[object] = [str(value) for value in (np.round(values_ns.T.ravel() / 1e3) / 1e3).tolist()]
+    if known is None or known.all():
+        return texts
+    return [text if is_known else "" for text, is_known in zip(texts, known.T.ravel().tolist(), strict=True)]
 
 
 def _reported_values(values: IntArray) -> list[object]:

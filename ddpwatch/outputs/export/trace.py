@@ -180,7 +180,7 @@ class _Tracer:
         sync_ns = window.after_backward_ns
         last = sync_ns.argmin(axis=0)
         waited_ns = sync_ns - sync_ns.min(axis=0)
-        long = waited_ns >= LONG_WAIT * np.maximum(window.step_ns, 1)
+        long = (waited_ns >= LONG_WAIT * np.maximum(window.step_ns, 1)) & ~window.mixed_clocks
         for place in np.flatnonzero(long.any(axis=0)).tolist():
             source = int(last[place])
             begin_ns, arrival_ns = layout.cuts_ns[source, [0, ARRIVAL], place].tolist()

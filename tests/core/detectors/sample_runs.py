@@ -194,8 +194,8 @@ def same_data_samples():
 
 
 def drift_samples():
-    def checked(*checks):
-        state = make_run({rank: train() for rank in range(4)})
+    def checked(*checks, **hello):
+        state = make_run({rank: train() for rank in range(4)}, **hello)
         for number, (parameter, crcs) in enumerate(checks):
             for rank, crc in enumerate(crcs):
                 step = 99 + 100 * number
@@ -204,6 +204,7 @@ def drift_samples():
         return look(state)
 
     yield "one rank", checked(("fc.weight", (6, 6, 7, 6)))
+    yield "one rank of a process group", checked(("fc.weight", (6, 6, 7, 6)), replicas="0-3")
     yield "no majority", checked(("fc.weight", (5, 5, 6, 6)))
     yield "several parameters", checked(("fc.weight", (5, 5, 5, 6)), ("fc.bias", (7, 7, 7, 8)))
 

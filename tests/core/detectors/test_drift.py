@@ -7,6 +7,7 @@ import pytest
 from ddpwatch import wire
 from ddpwatch.core.alerts.model import Severity
 from ddpwatch.core.detectors.drift import drift
+from tests.builders.fake_rank import make_hello
 from tests.builders.synthetic_run import look, make_run, only, train
 
 
@@ -72,6 +73,29 @@ def test_several_parameters_that_differ_are_one_finding():
 
 def test_processes_that_train_models_of_their_own_may_differ():
     assert drift(look(checked({9: [5, 6, 7, 8]}, kind="plain"))) == []
+
+
+def grouped(crcs, groups):
+    """Four replicas of as many models as there are groups."""
+    state = make_run({rank: train() for rank in range(len(groups))})
+    for rank, group in enumerate(groups):
+        state.apply(make_hello(rank, 4, mono_ns=2, world_size=len(groups), replicas=group), 1)
+    check(state, {9: crcs, 199: crcs}, "fc.weight")
+    return look(state)
+
+
+def test_only_ranks_of_the_models_process_group_are_replicas():
+    groups = ["0-1", "0-1", "2-3", "2-3"]
+    assert drift(grouped([5, 5, 6, 6], groups)) == []
+    finding = only(drift(grouped([5, 5, 6, 7], groups)))
+    assert (finding.ranks, finding.subject, finding.evidence["ranks_compared"]) == ((2, 3), "replicas on 2-3", 2)
+    assert [each.ranks for each in drift(grouped([4, 5, 6, 7], groups))] == [(0, 1), (2, 3)]
+
+
+def test_one_rank_of_a_larger_process_group_differs_from_the_others_of_it():
+    groups = ["0-2"] * 3 + ["3-5"] * 3
+    message = only(drift(grouped([5, 5, 5, 6, 6, 7], groups))).message
+    assert message == "rank 5 differs from the others of its process group in parameter fc.weight after step 199"
 
 
 def test_a_check_that_only_one_rank_has_taken_yet_hides_nothing():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -14,6 +15,7 @@ from ddpwatch.core.metrics.window import (
     BY_STEP,
     WINDOW_STEPS,
     add_straggler_cost,
+    aligned_window,
     gather,
     ranks_to_compare,
     scaled_steps,
@@ -154,7 +156,7 @@ def test_a_single_rank_has_no_straggler_cost():
     assert not window.wait_ns.any()
 
 
-@pytest.mark.parametrize("flag", [wire.SKIPPED, wire.PAUSED, wire.EVALUATED])
+@pytest.mark.parametrize("flag", [wire.SKIPPED, wire.PAUSED, wire.EVALUATED, wire.HOST_TIMED])
 def test_a_step_that_was_unusual_on_one_rank_is_left_out_for_all(flag):
     def steps(rank):
         return [make_step(index, flags=flag if rank == 1 and index % 4 == 0 else 0) for index in range(1, 41)]
@@ -171,6 +173,30 @@ def test_unusual_steps_are_better_than_too_few():
     enough = WindowLimits.MIN_STEPS
     assert len(window_of({0: steps(enough), 1: steps(enough)})) == enough
     assert len(window_of({0: steps(enough - 1), 1: steps(enough)})) == 40
+
+
+def test_steps_that_some_ranks_timed_on_the_host_are_never_compared_even_if_there_are_no_others():
+    def steps(host_timed):
+        return [make_step(index, flags=wire.HOST_TIMED if index in host_timed else 0) for index in range(1, 41)]
+
+    assert len(window_of({0: steps(()), 1: steps(range(41)), 2: steps(())})) == 0
+    assert len(window_of({0: steps(range(41)), 1: steps(range(41))})) == 40
+    odd, all_but_two = range(1, 41, 2), range(3, 41)
+    assert window_of({0: steps(odd), 1: steps(range(41))}).indices.tolist() == list(odd)
+    assert window_of({0: steps(()), 1: steps(all_but_two)}).indices.tolist() == [1, 2]
+
+
+def test_ranks_of_a_step_with_different_clocks_have_no_waiting_and_no_straggler():
+    """Exports hold such steps."""
+    steps = {rank: train(1, 6, sync=20 - 15 * rank, presync_ns=2 * MS) for rank in range(2)}
+    steps[1] = [msgspec.structs.replace(step, flags=wire.HOST_TIMED * (step.index == 3)) for step in steps[1]]
+    state = make_run(steps)
+    window = aligned_window(state, ranks_to_compare(state), np.arange(1, 6))
+
+    waits = [1, 2, 4, 5]
+    assert window.indices[window.wait_ns.any(axis=0)].tolist() == waits
+    assert window.indices[window.straggler_cost_ns.any(axis=0)].tolist() == waits
+    assert window.wire_ns[2] == window.job_sync_ns[2]
 
 
 def test_a_pause_does_not_empty_the_window():

@@ -63,7 +63,7 @@ def test_a_range_is_plain_if_all_its_steps_are_held_and_unflagged(order, flagged
         ring.put_all([make_step(index, flags=int(index in flagged))])
     wanted = np.arange(first, first + length)
     held, flags = np.ones(length, dtype=bool), np.zeros(length, dtype=np.int64)
-    ring.narrow(wanted, held, flags)
+    ring.narrow(wanted, held, flags, np.full(length, -1))
 
     if ring.is_plain(first, first + length - 1):
         assert held.all()
