@@ -16,8 +16,10 @@ from ddpwatch.core.metrics.sync_points import GRADIENTS, SyncPointSums
 from tests.builders.synthetic_run import look, make_run
 from tests.builders.training import bits, make, snapshot
 
-NAP_S = 0.02
-SEGMENT = 30
+NAP_S = 0.025
+WORK_S = 0.006
+"""Own work of each rank in a step, so that the noise of a busy machine is small against it."""
+SEGMENT = 25
 """Steps in which the slow rank is slow in one phase."""
 PHASES = ("data", "forward", "backward", "optimizer", "other")
 LIMITS = msgspec.structs.replace(DEFAULTS, judge=msgspec.structs.replace(DEFAULTS.judge, least_s=0.001, warmup_steps=2))
@@ -88,7 +90,7 @@ def slow_run(rank, world_size, *, kind, slow=1, watched=True, segments=(None, *P
         if rank == slow and segments[number // SEGMENT] == phase:
             time.sleep(NAP_S)
 
-    model.module.before_forward = lambda: (nap("forward"), script.in_forward())
+    model.module.before_forward = lambda: (time.sleep(WORK_S), nap("forward"), script.in_forward())
     model.module.before_backward = lambda: nap("backward")
     optimizer.register_step_pre_hook(lambda *_: nap("optimizer"))
     data = torch.utils.data.DataLoader(Batches(len(segments) * SEGMENT, lambda: nap("data")), batch_size=None)
@@ -107,12 +109,12 @@ def slow_run(rank, world_size, *, kind, slow=1, watched=True, segments=(None, *P
 
 def state_of(answers, segment):
     """The run as a viewer knows it at the end of a segment, of which only this one happened."""
-    first = segment * SEGMENT + 2
+    first = segment * SEGMENT + 1
     steps = {
         rank: [
             msgspec.structs.replace(step, index=step.index - first + 3)
             for step in made
-            if first <= step.index < first + SEGMENT - 4
+            if first <= step.index < first + SEGMENT - 2
         ]
         for rank, (made, _, _) in enumerate(answers)
     }
