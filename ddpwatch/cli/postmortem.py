@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import click
 
 from ddpwatch.cli._terminal import show, terminal_size
+from ddpwatch.core.logs.diagnose_failures import UNEXPLAINED_EXIT
 from ddpwatch.errors import UsageError
 from ddpwatch.view.cells import Cell, Level, clip
 
@@ -58,7 +59,7 @@ def command(*, logs: Sequence[str], as_json: bool) -> None:
         click.echo(json.dumps(_object(verdict, reading), indent=2))
     else:
         show(_lines(verdict, reading, terminal_size()[0]))
-    if verdict is None:
+    if verdict is None or verdict.cause == UNEXPLAINED_EXIT:
         click.get_current_context().exit(NOTHING_FOUND)
 
 
@@ -130,7 +131,7 @@ def _lines(verdict: Verdict | None, reading: Reading, columns: int) -> list[Line
         lines += [[Cell(text, Level.WARN)] for text in textwrap.wrap(NOTHING_TEXT, max(40, columns))]
     else:
         lines += [[Cell(text, Level.STRONG)] for text in textwrap.wrap(verdict.text, max(40, columns))]
-        if not verdict.certain:
+        if not verdict.certain and verdict.cause != UNEXPLAINED_EXIT:
             lines.append([Cell("This is the most likely cause; the logs do not prove it.", Level.WARN)])
         for each in verdict.evidence:
             whose = f" ({ranks_text([each.rank])})" if each.rank is not None else ""
