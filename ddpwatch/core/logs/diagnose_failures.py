@@ -90,8 +90,8 @@ def _unexplained_exit(case: AttributedLines, chosen: Sequence[Failure], ranks: s
     first = " first" if ranks <= case.first_failed else ""
     whose, it = ("their errors are", "they are") if len(ranks) > 1 else ("its error is", "it is")
     text = (
-        f"{ranks_text(ranks).capitalize()} exited{first} (code {', '.join(map(str, codes))}); {whose} not in these logs, "
-        f"so whether {it} the root cause is not proven. {OWN_LOGS_ADVICE}"
+        f"{ranks_text(ranks).capitalize()} exited{first} (code {', '.join(map(str, codes))}); {whose} not in these "
+        f"logs, so whether {it} the root cause is not proven. {OWN_LOGS_ADVICE}"
     )
     return Verdict((), UNEXPLAINED_EXIT, text, (), evidence_of([failure.entry for failure in chosen]))
 
