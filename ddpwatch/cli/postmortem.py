@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import click
 
 from ddpwatch.cli._terminal import show, terminal_size
-from ddpwatch.core.logs.diagnose_failures import UNEXPLAINED_EXIT
 from ddpwatch.errors import UsageError
 from ddpwatch.view.cells import Cell, Level, clip
 
@@ -53,6 +52,8 @@ def command(*, logs: Sequence[str], as_json: bool) -> None:
     LOG is a file, a directory, or a quoted pattern such as 'logs/**/stderr.log': the output of the ranks and of
     torchrun, in one file or one per rank; the output of dmesg helps too. Exits with 1 if the logs do not show a cause.
     """
+    from ddpwatch.core.logs.diagnose_failures import UNEXPLAINED_EXIT
+
     reading = _read(_files(logs))
     verdict = reading.diagnosis.verdict()
     if as_json:
@@ -124,6 +125,7 @@ def _object(verdict: Verdict | None, reading: Reading) -> dict[str, object]:
 
 
 def _lines(verdict: Verdict | None, reading: Reading, columns: int) -> list[Line]:
+    from ddpwatch.core.logs.diagnose_failures import UNEXPLAINED_EXIT
     from ddpwatch.core.units import plural, ranks_text
 
     lines: list[Line] = []

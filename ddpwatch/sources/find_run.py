@@ -28,6 +28,7 @@ NO_RUN_CHECKS: Final = (
 """Why a job may not be found, the most likely reason first. Each fits on a line of the waiting screen."""
 POSTMORTEM: Final = "`ddpwatch postmortem LOG...` finds the cause in its logs"
 TICKET_ENDINGS: Final = (".json", ".ticket")
+RECORDING_ENDING: Final = ".ddpw"
 _MAX_NAMED: Final = 8
 """Runs that a message lists."""
 
@@ -104,7 +105,8 @@ def find(selector: str | None) -> RunFile:
         by = "id or name" if len(names) == len(matching) and selector not in names else "id"
         raise UsageError(f"{which}: {_listed(matching)}; choose one by its {by}")
     if not runs:
-        raise NoSuchRun(no_run_text(), [*skipped_places(), *NO_RUN_CHECKS])
+        unmatched = "" if selector is None else f"no run matches {selector!r}: "
+        raise NoSuchRun(unmatched + no_run_text(), [*skipped_places(), *NO_RUN_CHECKS])
     raise NoSuchRun(f"no run matches {selector!r}; live runs: {_listed(runs)}")
 
 
@@ -145,6 +147,8 @@ def _read_ticket(path: Path) -> RunFile:
         why = f"the directory has no {rundir.RUN_FILE}" if path.is_dir() and not file.exists() else error.strerror
         raise NoSuchRun(f"no run at {path}: {why}") from None
     except ValueError as error:
+        if file.suffix == RECORDING_ENDING:
+            raise UsageError(f"{file} is a recording: ddpwatch replay {file}") from None
         raise UsageError(f"{file} is not a ticket: it {error}") from None
     if not alive_ranks(run):
         raise NoSuchRun(f"run {run.id[:SHORT_ID_CHARS]} ({run.name}) of {file} has exited; {POSTMORTEM}")

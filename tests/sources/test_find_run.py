@@ -112,7 +112,9 @@ def test_no_run_found_names_where_it_looked_and_the_likely_reasons_in_order(run_
     with pytest.raises(NoSuchRun) as missing:
         find(selector)
 
-    assert str(missing.value) == f"no run found in {run_dir} (host {socket.gethostname()}, uid {os.getuid()})"
+    unmatched = "" if selector is None else "no run matches 'nope': "
+    where = f"no run found in {run_dir} (host {socket.gethostname()}, uid {os.getuid()})"
+    assert str(missing.value) == unmatched + where
     host, run_directory, install, exited = missing.value.hints
     assert "Another host or user?" in host
     assert "DDPWATCH_RUN_DIR" in run_directory
@@ -149,6 +151,9 @@ def test_a_missing_or_invalid_ticket_is_refused_by_name(tmp_path):
         find(str(tmp_path))
     with pytest.raises(UsageError, match=r"empty\.json is not a ticket: it is empty"):
         find(str(tmp_path / "empty.json"))
+    (tmp_path / "slow.ddpw").write_bytes(b"SQLite format 3\0")
+    with pytest.raises(UsageError, match=r"slow\.ddpw is a recording: ddpwatch replay .*slow\.ddpw$"):
+        find(str(tmp_path / "slow.ddpw"))
     with pytest.raises(UsageError, match=r"bad\.json is not a ticket: it cannot be read"):
         find(str(tmp_path / "bad.json"))
 
