@@ -7,6 +7,15 @@ INTERRUPTED: Final = 130
 """Exit code after Ctrl-C."""
 
 
+def choices_text(name: str, known: Sequence[str]) -> str:
+    """How an error about an unknown name ends: with the closest known name, or with all of them."""
+    # Not at the top: the agent imports this module into the training process.
+    import difflib
+
+    close = difflib.get_close_matches(name, known, n=1)
+    return f"did you mean {close[0]}?" if close else f"choose from: {', '.join(known)}"
+
+
 class DdpwatchError(Exception):
     """Base of all errors: shown on stderr without a traceback, as one line that says what to do, and one per hint."""
 

@@ -1,6 +1,7 @@
 """The run directory: where the agent registers a run on this host, and where viewers find it.
 
-    <base>/                 0700, ours: $DDPWATCH_RUN_DIR, else $XDG_RUNTIME_DIR/ddpwatch, else <tmp>/ddpwatch-<uid>
+    <base>/                 0700, ours: $DDPWATCH_RUN_DIR, else $XDG_RUNTIME_DIR/ddpwatch, else <tmp>/ddpwatch-<uid>.
+                            The agent writes to the first of these, viewers look in all of `places`.
       <run id>/             one attempt of one job
         run.json            0600, replaced atomically: the ranks and where they listen
         <rank>.sock         the rank's ZeroMQ ipc socket
@@ -100,12 +101,34 @@ _decoder: Final = msgspec.json.Decoder(RunFile)
 
 
 def base_path() -> Path:
-    """The run directory of this user. Neither created nor checked."""
+    """The run directory that an agent with this environment writes to. Neither created nor checked."""
+    return places()[0]
+
+
+def places() -> list[Path]:
+    """The directories in which viewers look for runs, `base_path` first. Neither created nor checked.
+
+    Without DDPWATCH_RUN_DIR these are all defaults of this user: a job under Slurm, cron or sudo often has no
+    XDG_RUNTIME_DIR while the user's shell has one, or the reverse.
+    """
     if chosen := os.environ.get("DDPWATCH_RUN_DIR"):
-        return Path(chosen)
-    if runtime := os.environ.get("XDG_RUNTIME_DIR"):
-        return Path(runtime) / "ddpwatch"
-    return Path(tempfile.gettempdir()) / f"ddpwatch-{os.getuid()}"
+        return [Path(chosen)]
+    uid = os.getuid()
+    runtime = Path("/run/user", str(uid), "ddpwatch")
+    temporary = Path(tempfile.gettempdir()) / f"ddpwatch-{uid}"
+    if given := os.environ.get("XDG_RUNTIME_DIR"):
+        return list(dict.fromkeys([Path(given) / "ddpwatch", runtime, temporary]))
+    return [temporary, runtime]
+
+
+def refusal(base: Path) -> str:
+    """Why a run directory is refused, as `check_base` says it; empty = it is accepted, or does not exist."""
+    try:
+        if not _missing(base):
+            check_base(base)
+    except RunDirRefused as error:
+        return str(error)
+    return ""
 
 
 def ensure_base(base: Path) -> None:

@@ -141,6 +141,8 @@ def commands() -> str:
     for name in COMMANDS:
         command = group.get_command(main, name)
         assert command is not None
+        # click keeps the help option of the first call, which may have been one without the group and its `-h`.
+        command._help_option = None  # noqa: SLF001 - there is no public way to clear it
         context = click.Context(command, info_name=name, parent=main, help_option_names=["-h", "--help"])
         parts += [f"## ddpwatch {name}", f"```text\n{command.get_help(context)}\n```"]
     return "\n\n".join(parts)

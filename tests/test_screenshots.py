@@ -67,7 +67,7 @@ def test_the_demo_names_the_straggler_and_counts_down():
     assert "straggler" in svg
     assert "rank 2 has not joined" in earlier
     assert "rank 2 has not joined" in last
-    assert re.search(r"\S+ left", earlier)[0] != re.search(r"\S+ left", last)[0]
+    assert re.search(r"[\d mins]+ left", earlier)[0] != re.search(r"[\d mins]+ left", last)[0]
 
 
 def test_the_demo_loads_nothing():

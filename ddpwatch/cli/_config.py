@@ -114,7 +114,7 @@ def _read_setting(setting: str, where: str) -> tuple[str, str, Any]:
         table = {}
     value = table.get("value")
     if set(table) != {"value"} or isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise UsageError(f"{where}: limit {group}.{key}: {text.strip() or 'nothing'!r} is not a number")
+        raise UsageError(f"{where}: threshold {group}.{key}: {text.strip() or 'nothing'!r} is not a number")
     return group, key, value
 
 
@@ -123,7 +123,7 @@ def _refuse_non_finite(table: dict[str, Any], where: str) -> None:
     for group, keys in table.items():
         for key, value in keys.items() if isinstance(keys, dict) else ():
             if isinstance(value, float) and not math.isfinite(value):
-                raise UsageError(f"{where}: limit {group}.{key}: {value} is not a finite number")
+                raise UsageError(f"{where}: threshold {group}.{key}: {value} is not a finite number")
 
 
 def _parse(text: str) -> dict[str, Any]:

@@ -51,9 +51,10 @@ RUN_FILE: Final = (
 )
 NO_GPUS: Final = "no GPU figures; CPU % and resident memory are shown instead"
 
-Verdict: TypeAlias = Literal["ok", "warn", "bad"]
+Verdict: TypeAlias = Literal["ok", "info", "warn", "bad"]
 MARKS: Final[dict[Verdict, Cell]] = {
     "ok": Cell("✔ ok   ", Level.OK),
+    "info": Cell("- info ", Level.DIM),
     "warn": Cell("▲ warn ", Level.WARN),
     "bad": Cell("✖ bad  ", Level.BAD),
 }
@@ -61,7 +62,7 @@ MARKS: Final[dict[Verdict, Cell]] = {
 
 @dataclass(frozen=True)
 class Check:
-    """Result of one check: `bad` = ddpwatch cannot be used here, `warn` = something is not available."""
+    """Result of one check: `bad` = ddpwatch cannot be used here, `warn` = something is missing, `info` = a fact."""
 
     name: str
     verdict: Verdict
@@ -194,18 +195,23 @@ def _run_directory() -> Iterator[Check]:
         rundir.check_base(base)
         rundir.socket_path(base, "0" * 32, 0)
         runs = live_runs()
-        garbage = rundir.scan(base)[1]
     except DdpwatchError as error:
         yield Check("run directory", "bad", sanitize(str(error), NOTE_CHARS))
         return
-    yield Check("run directory", "ok", sanitize(f"{base} is private to you", NOTE_CHARS))
-    for piece in garbage:
-        yield Check("leftover", "warn", sanitize(f"{piece.path} {piece.reason}", NOTE_CHARS))
+    yield Check("run directory", "ok", sanitize(f"{base} is private to you; the agent writes to it", NOTE_CHARS))
+    for place in rundir.places():
+        if why := rundir.refusal(place):
+            yield Check("not searched", "warn", sanitize(why, NOTE_CHARS))
+            continue
+        if place != base:
+            yield Check("also searched", "info", sanitize(str(place), NOTE_CHARS))
+        for piece in rundir.scan(place)[1]:
+            yield Check("leftover", "warn", sanitize(f"{piece.path} {piece.reason}", NOTE_CHARS))
     for run in runs:
         alive = f"{len(alive_ranks(run))} of {run.world_size} ranks alive"
         yield Check("live run", "ok", f"{run.id[:SHORT_ID_CHARS]} ({sanitize(run.name, NAME_CHARS)}), {alive}")
     if not runs:
-        yield Check("live run", "ok", "\n".join([sanitize(no_run_text(), NOTE_CHARS), *NO_RUN_CHECKS]))
+        yield Check("live run", "info", "\n".join([sanitize(no_run_text(), NOTE_CHARS), *NO_RUN_CHECKS]))
 
 
 def _exists(base: Path) -> bool:

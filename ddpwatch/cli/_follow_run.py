@@ -21,10 +21,13 @@ RECHECK_S: Final = 0.1
 
 
 def find_run(selector: str | None) -> RunFile:
-    """Find the run as `sources.runs.find` does, and warn if its ticket is readable by others."""
-    from ddpwatch.sources.find_run import find, is_readable_by_others
+    """Find the run as `sources.find_run.find` does. Warn of skipped places, and of a ticket readable by others."""
+    from ddpwatch.sources.find_run import find, is_path, is_readable_by_others, skipped_places
 
     run = find(selector)
+    if selector is None or not is_path(selector):
+        for warning in skipped_places():
+            say(f"ddpwatch: warning: {warning}")
     if selector is not None and run.viewer_secret_key and is_readable_by_others(selector):
         say(f"ddpwatch: warning: {selector} holds a key and is readable by others; run: chmod 600 {selector}")
     return run
@@ -42,8 +45,7 @@ def deadline_ns(for_s: float | None) -> int | None:
 
 def wait_for_run(selector: str | None, until_ns: int | None) -> RunFile:
     """Wait for the run to appear, at most until `until_ns`. A path must exist at once."""
-    from ddpwatch import rundir
-    from ddpwatch.sources.find_run import is_path
+    from ddpwatch.sources.find_run import is_path, places_text
 
     reported = False
     while True:
@@ -55,7 +57,7 @@ def wait_for_run(selector: str | None, until_ns: int | None) -> RunFile:
                 raise
         if not reported:
             which = "a run" if selector is None else f"run {selector!r}"
-            say(f"waiting for {which} in {rundir.base_path()}; if the job is running, see `ddpwatch doctor`")
+            say(f"waiting for {which} in {places_text()}; if the job is running, see `ddpwatch doctor`")
             reported = True
         left_s = RECHECK_S if until_ns is None else (until_ns - time.monotonic_ns()) / 1e9
         if left_s <= 0:

@@ -52,13 +52,15 @@ def command(*, logs: Sequence[str], as_json: bool) -> None:
     LOG is a file, a directory, or a quoted pattern such as 'logs/**/stderr.log': the output of the ranks and of
     torchrun, in one file or one per rank; the output of dmesg helps too. Exits with 1 if the logs do not show a cause.
     """
+    from ddpwatch.core.logs.diagnose_failures import UNEXPLAINED_EXIT
+
     reading = _read(_files(logs))
     verdict = reading.diagnosis.verdict()
     if as_json:
         click.echo(json.dumps(_object(verdict, reading), indent=2))
     else:
         show(_lines(verdict, reading, terminal_size()[0]))
-    if verdict is None:
+    if verdict is None or verdict.cause == UNEXPLAINED_EXIT:
         click.get_current_context().exit(NOTHING_FOUND)
 
 
@@ -123,6 +125,7 @@ def _object(verdict: Verdict | None, reading: Reading) -> dict[str, object]:
 
 
 def _lines(verdict: Verdict | None, reading: Reading, columns: int) -> list[Line]:
+    from ddpwatch.core.logs.diagnose_failures import UNEXPLAINED_EXIT
     from ddpwatch.core.units import plural, ranks_text
 
     lines: list[Line] = []
@@ -130,7 +133,7 @@ def _lines(verdict: Verdict | None, reading: Reading, columns: int) -> list[Line
         lines += [[Cell(text, Level.WARN)] for text in textwrap.wrap(NOTHING_TEXT, max(40, columns))]
     else:
         lines += [[Cell(text, Level.STRONG)] for text in textwrap.wrap(verdict.text, max(40, columns))]
-        if not verdict.certain:
+        if not verdict.certain and verdict.cause != UNEXPLAINED_EXIT:
             lines.append([Cell("This is the most likely cause; the logs do not prove it.", Level.WARN)])
         for each in verdict.evidence:
             whose = f" ({ranks_text([each.rank])})" if each.rank is not None else ""

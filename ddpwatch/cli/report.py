@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 @baseline_option
 @click.option("--force", is_flag=True, help="Overwrite a file that is not a report.")
 def command(*, file: str, output: str | None, attempt: int | None, baseline: Path | None, force: bool) -> None:
-    """Write a recording as one HTML page that needs no network. Needs plotly: pip install 'ddpwatch[report]'.
+    """Write a recording as one HTML page that needs no network. Needs plotly: pip install plotly.
 
     The page has a verdict in one sentence, where the time went, what each rank cost, all alerts, and the settings and
     versions to reproduce the run.

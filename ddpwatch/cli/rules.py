@@ -10,7 +10,7 @@ import click
 
 from ddpwatch.cli._config import limit_options, limits_of
 from ddpwatch.cli._terminal import show, terminal_size
-from ddpwatch.errors import UsageError
+from ddpwatch.errors import UsageError, choices_text
 from ddpwatch.view.cells import Cell, Level
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def command(*, rule: str | None, as_json: bool, limit: Sequence[str], config: st
     texts = {"judge": "Settings that all rules on steps share."}
     texts |= {detector.rule: detector.text for detector in DETECTORS}
     if rule is not None and rule not in texts:
-        raise UsageError(f"unknown rule {rule!r}; choose from: {', '.join(texts)}")
+        raise UsageError(f"unknown rule {rule!r}; {choices_text(rule, [detector.rule for detector in DETECTORS])}")
     chosen = [
         {"rule": name, "text": text, "limits": described(limits, name)}
         for name, text in texts.items()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import re
 import sys
 from itertools import pairwise
 from typing import Annotated, Any, ClassVar, Final, TypeAlias
@@ -15,7 +16,7 @@ from typing import Annotated, Any, ClassVar, Final, TypeAlias
 import msgspec
 from msgspec import Meta, Struct
 
-from ddpwatch.errors import UsageError
+from ddpwatch.errors import UsageError, choices_text
 from ddpwatch.wire import BEAT_NS
 
 Share: TypeAlias = Annotated[float, Meta(gt=0, lt=10)]
@@ -326,7 +327,7 @@ class LivenessLimits:
 
 
 class RankLostLimits(_Group, frozen=True):
-    """A rank exited, or stopped sending heartbeats, without a goodbye."""
+    """A rank exited, or stopped sending heartbeats, without an exit message."""
 
     silent_s: Seconds = 5.0
     """Reported after this time in seconds without a heartbeat."""
@@ -602,7 +603,7 @@ def limits_from(table: dict[str, Any], where: str) -> Limits:
     except msgspec.ValidationError as error:
         what, _, path = str(error).partition(" - at `$.")
         key = path.rstrip("`")
-        raise UsageError(f"{where}: {f'limit {key}: ' if key else ''}{_plain(what)}") from None
+        raise UsageError(f"{where}: {_plain(what, key)}") from None
 
 
 def changed(limits: Limits) -> dict[str, dict[str, float]]:
@@ -641,9 +642,22 @@ def _texts(kind: str) -> dict[str, str]:
     }
 
 
-def _plain(what: str) -> str:
-    """The validator's message for users."""
+_VALIDATED: Final = re.compile(r"Expected `(\w+)`(?: (>=|>|<=|<) (\S+))?(?:, got `(\w+)`)?$")
+_TYPES: Final = {"float": "a number", "int": "a whole number", "object": "a table of thresholds", "str": "text"}
+_BOUNDS: Final = {">": "greater than", ">=": "at least", "<": "less than", "<=": "at most"}
+
+
+def _plain(what: str, key: str) -> str:
+    """The validator's message on a key, or on the whole table if it is empty, for users."""
     if what.startswith("Object contains unknown field"):
-        known = what.rpartition(" ")[2].strip("`")
-        return f"unknown limit {known}"
-    return what[:1].lower() + what[1:].replace("`", "")
+        unknown = what.rpartition(" ")[2].strip("`")
+        table: dict[str, Any] = msgspec.to_builtins(DEFAULTS)
+        if not key:
+            return f"unknown rule {unknown!r}; {choices_text(unknown, list(table))}"
+        return f"{key} has no threshold {unknown!r}; {choices_text(unknown, list(table[key]))}"
+    if found := _VALIDATED.match(what):
+        kind, bound, value, got = found.groups()
+        must = f"must be {_TYPES.get(kind, kind)}"
+        must += f" {_BOUNDS[bound]} {float(value):g}" if bound else ""
+        what = must + (f", not {_TYPES.get(got, got)}" if got else "")
+    return f"threshold {key}: {what}" if key else what

@@ -10,6 +10,7 @@ from textual.geometry import clamp
 from textual.message import Message
 
 from ddpwatch import rundir
+from ddpwatch.sources.find_run import skipped_places
 from ddpwatch.tui.widgets import Plain
 from ddpwatch.view.cells import Cell, Level, pad
 from ddpwatch.view.layout import wrap
@@ -83,7 +84,8 @@ class RunPicker(Plain):
             now_s = time.time()
             runs = [row_of(run, now_s) for run in self.runs]
             return picker_lines(runs, columns, rows, selected=self._place(), back=self.back)
-        error = [[Cell(text, Level.WARN)] for text in wrap(self.search_error, columns)] if self.search_error else []
+        warnings = [self.search_error] if self.search_error else skipped_places()
+        error = [[Cell(text, Level.WARN)] for warning in warnings for text in wrap(warning, columns)]
         waited_s = time.monotonic() - self._since_s
-        base = str(rundir.base_path())
-        return [*error, *waiting_lines(columns, rows - len(error), base=base, seconds=waited_s)]
+        places = list(map(str, rundir.places()))
+        return [*error, *waiting_lines(columns, rows - len(error), places=places, seconds=waited_s)]

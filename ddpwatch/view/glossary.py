@@ -29,7 +29,10 @@ GLOSSARY: Final[dict[str, dict[str, str]]] = {
             "Time of the transfer itself, measured on the last rank to arrive: if it is large, send fewer bytes or use "
             "a faster network."
         ),
-        "waiting": "Time in which ranks wait for slower ones: if it is large, a rank is slow, not the network.",
+        "waiting": (
+            "Time in which ranks wait for slower ones, as the mean over ranks (one of two waiting 52% of the time = "
+            "26%): if it is large, a rank is slow, not the network."
+        ),
         "sync point": (
             "A place in a step where ranks wait for each other: DDP's own, and every collective that the script calls; "
             "each is split into wire and waiting, and named by its line."

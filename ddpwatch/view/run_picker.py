@@ -25,7 +25,7 @@ MAX_BLOCK_COLUMNS: Final = 72
 MIN_NAME_COLUMNS: Final = 12
 MAX_NAME_COLUMNS: Final = 60
 PATH_CHARS: Final = 400
-"""Max. length of the run directory's path, in characters."""
+"""Max. length of a run directory's path, in characters."""
 SELECTED: Final = "▌ "
 SPINNER: Final = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 TURNS_PER_S: Final = 4
@@ -37,13 +37,6 @@ _SCRIPT: Final = (
     ("  + ", "import ddpwatch.agent", Level.STRONG),
     ("  + ", "ddpwatch.agent.install(model)", Level.STRONG),
 )
-_CHECKS: Final = (
-    "Is this the job's host, and are you the job's user?",
-    "Is it in a container? Set the same DDPWATCH_RUN_DIR in it and here.",
-    "Does every rank call ddpwatch.agent.install(model)?",
-    "Has the job already exited? See ddpwatch postmortem LOG...",
-)
-"""Why a running job may not be found, the most likely reason first."""
 _HINTS: Final = (
     ("ddpwatch demo", "in another terminal: a small training run to watch"),
     ("ddpwatch doctor", "check what can be measured here, and why not"),
@@ -118,8 +111,8 @@ def _hosts_text(run: RunRow) -> str:
     return sanitize(run.host, NAME_CHARS) + (f" +{run.hosts - 1}" if run.hosts > 1 else "")
 
 
-def waiting_lines(columns: int, rows: int, *, base: str, seconds: float) -> list[Line]:
-    """Screen before a run is found: how to start one, and the run directory `base`.
+def waiting_lines(columns: int, rows: int, *, places: Sequence[str], seconds: float) -> list[Line]:
+    """Screen before a run is found: how to start one, and the `places` that are searched.
 
     `seconds` is the time waited so far, which also turns the spinner.
     """
@@ -136,12 +129,9 @@ def waiting_lines(columns: int, rows: int, *, base: str, seconds: float) -> list
         [],
         *paragraph("The dashboard attaches as soon as its ranks start.", block),
         [],
-        *_run_directory(base, block),
+        *_run_directories(places, block),
         *paragraph("Is the job running, but not found? Check in this order:", block),
         *(line for text in NO_RUN_CHECKS for line in paragraph(text[3:], block, lead=[Cell(text[:3], Level.KEY)])),
-        [],
-        [Cell("A job is running but is not found? Check, in this order:")],
-        *(line for text in _CHECKS for line in paragraph(text, block, lead=[Cell("  · ", Level.DIM)])),
         [],
     ]
     for key, text in _HINTS:
@@ -183,12 +173,13 @@ def picker_lines(runs: Sequence[RunRow], columns: int, rows: int, *, selected: i
     return _centered(capped([fit(line, columns) for line in lines], rows), columns, rows, block)
 
 
-def _run_directory(base: str, columns: int) -> list[Line]:
-    path = sanitize(base, PATH_CHARS)
-    label = Cell("Looking in", Level.DIM)
-    if columns_of(path) + 11 <= columns:
-        return [[label, Cell(f" {path}")]]
-    return [[label], *([Cell(f"  {piece}")] for piece in wrap(path, columns - 2))]
+def _run_directories(places: Sequence[str], columns: int) -> list[Line]:
+    paths = [sanitize(place, PATH_CHARS) for place in places]
+    label = "Looking in "
+    if max(map(columns_of, paths)) + len(label) <= columns:
+        leads = [label, *[" " * len(label)] * (len(paths) - 1)]
+        return [[Cell(lead, Level.DIM), Cell(path)] for lead, path in zip(leads, paths, strict=True)]
+    return [[Cell(label, Level.DIM)], *([Cell(f"  {piece}")] for path in paths for piece in wrap(path, columns - 2))]
 
 
 def _texts(run: RunRow) -> tuple[str, ...]:

@@ -65,21 +65,23 @@ def test_the_command_line_wins_over_the_file_and_the_last_wins(here):
 @pytest.mark.parametrize(
     ("setting", "words"),
     [
-        ("straggler.share=-1", "limit straggler.share: expected float > 0.0"),
-        ("straggler.share=abc", "limit straggler.share: 'abc' is not a number"),
+        ("straggler.share=-1", "threshold straggler.share: must be a number greater than 0"),
+        ("straggler.share=abc", "threshold straggler.share: 'abc' is not a number"),
         ("straggler.share='1'", "is not a number"),
         ("straggler.share=true", "is not a number"),
-        ("straggler.share=", "limit straggler.share: 'nothing' is not a number"),
+        ("straggler.share=", "threshold straggler.share: 'nothing' is not a number"),
         ("straggler.share=[1]", "is not a number"),
         ("straggler.share=1\nx = 2", "is not a number"),
         ("straggler.share=" + "[" * 10_000, "is not a number"),
-        ("straggler.share=nan", "limit straggler.share: nan is not a finite number"),
-        ("straggler.share=inf", "limit straggler.share: inf is not a finite number"),
-        ("straggler.share=-inf", "limit straggler.share: -inf is not a finite number"),
-        ("straggler.window-steps=1.5", "limit straggler.window-steps: expected int"),
-        ("straggler.window-steps=1" + "0" * 30, "limit straggler.window-steps"),
-        ("straggler.nosuch=1", "unknown limit nosuch"),
-        ("nosuch.share=1", "unknown limit nosuch"),
+        ("straggler.share=nan", "threshold straggler.share: nan is not a finite number"),
+        ("straggler.share=inf", "threshold straggler.share: inf is not a finite number"),
+        ("straggler.share=-inf", "threshold straggler.share: -inf is not a finite number"),
+        ("straggler.window-steps=1.5", "threshold straggler.window-steps: must be a whole number"),
+        ("straggler.window-steps=1" + "0" * 30, "threshold straggler.window-steps"),
+        ("straggler.nosuch=1", "straggler has no threshold 'nosuch'; choose from: share, window-steps,"),
+        ("straggler.shar=1", "straggler has no threshold 'shar'; did you mean share?"),
+        ("stragler.share=1", "unknown rule 'stragler'; did you mean straggler?"),
+        ("nosuch.share=1", "unknown rule 'nosuch'; choose from: "),
         ("straggler.share", "not of the form RULE.KEY=NUMBER"),
         ("share=1", "not of the form RULE.KEY=NUMBER"),
         (".share=1", "not of the form RULE.KEY=NUMBER"),
@@ -98,12 +100,12 @@ def test_nonsense_on_the_command_line_is_refused_by_name(here, setting, words):
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("[straggler]\nshare = -1", "limit straggler.share: expected float > 0.0"),
-        ("[straggler]\nshare = nan", "limit straggler.share: nan is not a finite number"),
-        ("[straggler]\nshare = 'x'", "limit straggler.share: expected float, got str"),
-        ("[straggler]\nnosuch = 1", "limit straggler: unknown limit nosuch"),
-        ("[nosuch]\nshare = 1", "unknown limit nosuch"),
-        ("straggler = 3", "limit straggler: expected object, got int"),
+        ("[straggler]\nshare = -1", "threshold straggler.share: must be a number greater than 0"),
+        ("[straggler]\nshare = nan", "threshold straggler.share: nan is not a finite number"),
+        ("[straggler]\nshare = 'x'", "threshold straggler.share: must be a number, not text"),
+        ("[straggler]\nnosuch = 1", "straggler has no threshold 'nosuch'"),
+        ("[nosuch]\nshare = 1", "unknown rule 'nosuch'"),
+        ("straggler = 3", "threshold straggler: must be a table of thresholds, not a whole number"),
         ("[straggler]\nshare = ", "not valid TOML: "),
         ("[straggler]\n\nshare 1", "line 3"),
     ],
@@ -122,7 +124,7 @@ def test_nonsense_in_a_file_is_refused_with_the_name_of_the_file(here, text, wor
 
 def test_nonsense_in_the_project_file_is_refused_with_its_section(here):
     (here / "pyproject.toml").write_text("[tool.ddpwatch.straggler]\nshare = 0\n")
-    with pytest.raises(UsageError, match=r"^pyproject.toml \[tool.ddpwatch\]: limit straggler.share: "):
+    with pytest.raises(UsageError, match=r"^pyproject.toml \[tool.ddpwatch\]: threshold straggler.share: "):
         limits_of(None, ())
 
     (here / "pyproject.toml").write_text("[tool]\nddpwatch = 3\n")
@@ -150,7 +152,9 @@ def test_both_commands_refuse_nonsense_in_one_line(ddpwatch, command):
     done = ddpwatch(command, "--limit", "straggler.share=nan")
 
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "ddpwatch: --limit straggler.share=nan: limit straggler.share: nan is not a finite number\n"
+    assert (
+        done.stderr == "ddpwatch: --limit straggler.share=nan: threshold straggler.share: nan is not a finite number\n"
+    )
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 
 import pytest
 
@@ -22,7 +23,20 @@ def test_a_usable_machine_is_reported_with_words_and_marks(ddpwatch, run_dir):
     for name in ("python", "ddpwatch", "torch", "pyzmq", "CURVE", "msgspec", "textual", "psutil", "NVIDIA"):
         assert f" {name} " in done.stdout
     assert f"✔ ok   run directory  {run_dir} is private to you" in done.stdout
-    assert f"no run found in {run_dir}" in done.stdout
+    assert f"- info live run       no run found in {run_dir}" in done.stdout
+
+
+def test_all_places_that_are_searched_are_named(ddpwatch, run_dir):
+    for name in ("runtime/ddpwatch", f"ddpwatch-{os.getuid()}"):
+        (run_dir / name).mkdir(mode=0o700, parents=True)
+    (run_dir / f"ddpwatch-{os.getuid()}").chmod(0o755)
+    places = {"DDPWATCH_RUN_DIR": "", "XDG_RUNTIME_DIR": str(run_dir / "runtime"), "TMPDIR": str(run_dir)}
+    checks = checks_of(ddpwatch("doctor", "--json", **places))
+
+    assert checks["run directory"][0] == "ok"
+    assert checks["also searched"] == ("info", f"/run/user/{os.getuid()}/ddpwatch")
+    assert checks["not searched"][0] == "warn"
+    assert f"{run_dir}/ddpwatch-{os.getuid()} is open to other users" in checks["not searched"][1]
 
 
 def test_live_runs_and_garbage_are_named(ddpwatch, run_dir):

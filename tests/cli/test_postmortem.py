@@ -9,6 +9,7 @@ from click.testing import CliRunner
 
 from ddpwatch.cli.postmortem import command
 from ddpwatch.errors import UsageError
+from tests.builders.job_logs import torchrun_report
 
 OOM = "[rank2]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 2 has a total"
 PEER = "RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:14503"
@@ -48,6 +49,15 @@ def test_machines_get_the_same(logs):
     }
     assert reported["verdict"]["evidence"][0]["line"] == 3
     assert (reported["files"], reported["lines"], reported["recognised"], reported["troubles"]) == (4, 12, 4, [])
+
+
+def test_an_exit_without_its_error_is_reported_as_not_proven_and_exits_with_1(tmp_path):
+    (tmp_path / "torchrun.log").write_text(torchrun_report((0, 1, 10), (1, -15, 11)))
+    done = CliRunner().invoke(command, [str(tmp_path)])
+
+    assert done.exit_code == 1
+    assert "Rank 0 exited first (code 1)" in done.stdout
+    assert "most likely cause" not in done.stdout
 
 
 def test_logs_without_a_verdict_are_reported_and_exit_with_1(tmp_path):

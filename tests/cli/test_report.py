@@ -215,7 +215,7 @@ def test_without_plotly_it_says_what_to_install(started_ddpwatch, recording, tmp
     result = started_ddpwatch("report", str(recording), PYTHONPATH=f"{tmp_path}:{ROOT}")
 
     assert result.returncode == 1
-    assert refusal(result) == "ddpwatch: a report needs plotly: pip install 'ddpwatch[report]'"
+    assert refusal(result) == "ddpwatch: a report needs plotly: pip install plotly"
 
 
 def test_on_a_terminal_it_shows_how_far_it_is(ddpwatch_on_a_terminal, recording):

@@ -40,4 +40,5 @@ def test_an_unknown_rule_is_refused_by_name(ddpwatch):
     done = ddpwatch("rules", "nonsense")
 
     assert (done.returncode, done.stdout) == (2, "")
-    assert "unknown rule 'nonsense'; choose from: judge, straggler," in done.stderr
+    assert "unknown rule 'stragler'; did you mean straggler?" in ddpwatch("rules", "stragler").stderr
+    assert "unknown rule 'nonsense'; choose from: straggler," in done.stderr

@@ -6,12 +6,14 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
+from pathlib import Path
 
 import pytest
 
 from ddpwatch import rundir
 from ddpwatch.errors import NoSuchRun, RunDirRefused, UsageError
-from ddpwatch.sources.find_run import alive_ranks, find, live_runs
+from ddpwatch.sources.find_run import alive_ranks, find, live_runs, read_again, skipped_places
 from tests.builders.fake_rank import make_run_file
 
 
@@ -110,7 +112,9 @@ def test_no_run_found_names_where_it_looked_and_the_likely_reasons_in_order(run_
     with pytest.raises(NoSuchRun) as missing:
         find(selector)
 
-    assert str(missing.value) == f"no run found in {run_dir} (host {socket.gethostname()}, uid {os.getuid()})"
+    unmatched = "" if selector is None else "no run matches 'nope': "
+    where = f"no run found in {run_dir} (host {socket.gethostname()}, uid {os.getuid()})"
+    assert str(missing.value) == unmatched + where
     host, run_directory, install, exited = missing.value.hints
     assert "Another host or user?" in host
     assert "DDPWATCH_RUN_DIR" in run_directory
@@ -147,6 +151,9 @@ def test_a_missing_or_invalid_ticket_is_refused_by_name(tmp_path):
         find(str(tmp_path))
     with pytest.raises(UsageError, match=r"empty\.json is not a ticket: it is empty"):
         find(str(tmp_path / "empty.json"))
+    (tmp_path / "slow.ddpw").write_bytes(b"SQLite format 3\0")
+    with pytest.raises(UsageError, match=r"slow\.ddpw is a recording: ddpwatch replay .*slow\.ddpw$"):
+        find(str(tmp_path / "slow.ddpw"))
     with pytest.raises(UsageError, match=r"bad\.json is not a ticket: it cannot be read"):
         find(str(tmp_path / "bad.json"))
 
@@ -187,6 +194,76 @@ def test_a_run_directory_open_to_others_is_refused(run_dir, mode):
 
     with pytest.raises(RunDirRefused, match="chmod 700"):
         find(None)
+
+
+@pytest.fixture
+def default_places(monkeypatch, tmp_path):
+    """The default run directories of a shell with XDG_RUNTIME_DIR, and of a job without it; neither exists yet."""
+    monkeypatch.delenv("DDPWATCH_RUN_DIR", raising=False)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "runtime"))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    return [tmp_path / "runtime" / "ddpwatch", tmp_path / f"ddpwatch-{os.getuid()}"]
+
+
+def test_runs_in_all_default_places_are_listed_and_read_again(default_places):
+    runs = []
+    for number, place in enumerate(default_places):
+        place.mkdir(mode=0o700, parents=True)
+        runs.append(start(place, f"ab{number}2cd34", started_unix_s=float(number)))
+
+    assert live_runs() == runs[::-1]
+    assert [read_again(run) for run in runs] == runs
+    assert find("ab12cd34") == runs[1]
+
+
+def test_stale_runs_are_pruned_in_all_default_places(default_places):
+    with subprocess.Popen([sys.executable, "-c", ""]) as process:
+        for number, place in enumerate(default_places):
+            place.mkdir(mode=0o700, parents=True)
+            start(place, f"dead{number}000", pid=process.pid)
+
+    assert live_runs() == []
+    assert [list(place.iterdir()) for place in default_places] == [[], []]
+
+
+@pytest.mark.parametrize("hostile", [0, 1])
+def test_a_default_place_open_to_others_is_skipped_with_a_warning(default_places, hostile):
+    for place in default_places:
+        place.mkdir(mode=0o700, parents=True)
+    start(default_places[hostile], "bad0cd34")
+    default_places[hostile].chmod(0o755)
+    run = start(default_places[1 - hostile], "ab12cd34")
+
+    assert live_runs() == [run]
+    assert read_again(run) == run
+    (warning,) = skipped_places()
+    assert warning.startswith(f"skipped: the run directory {default_places[hostile]} is open to other users")
+
+
+def test_only_the_place_that_the_agent_writes_to_is_an_error_if_refused(default_places):
+    for place in default_places:
+        place.mkdir(mode=0o700, parents=True)
+    default_places[1].chmod(0o755)
+    with pytest.raises(NoSuchRun) as missing:
+        find(None)
+
+    assert all(str(place) in str(missing.value) for place in default_places)
+    assert missing.value.hints[0].startswith(f"skipped: the run directory {default_places[1]}")
+    default_places[0].chmod(0o755)
+    with pytest.raises(RunDirRefused, match=str(default_places[0])):
+        find(None)
+
+
+def test_a_chosen_run_directory_is_the_only_place(default_places, run_dir):
+    assert rundir.places() == [run_dir]
+
+
+def test_without_xdg_runtime_dir_the_usual_one_is_searched_too(default_places, monkeypatch):
+    assert Path(f"/run/user/{os.getuid()}/ddpwatch") in rundir.places()
+    monkeypatch.delenv("XDG_RUNTIME_DIR")
+
+    assert rundir.places() == [default_places[1], Path(f"/run/user/{os.getuid()}/ddpwatch")]
+    assert rundir.base_path() == default_places[1]
 
 
 def test_a_run_directory_that_is_a_file_is_refused(run_dir, monkeypatch):

@@ -11,6 +11,7 @@ from ddpwatch.view.run_picker import SPINNER, RunRow, picker_lines, waiting_line
 from tests.view.pages import HOSTILE, assert_fits, heights, page, texts, widths
 
 BASE = "/run/user/1000/ddpwatch"
+PLACES = [BASE, "/tmp/ddpwatch-1000"]
 
 
 def make_run(number=0, **changed):
@@ -24,7 +25,7 @@ def rows_of(lines):
 
 @given(widths, heights, st.sampled_from([BASE, HOSTILE, "/名前" * 90]), st.floats(0, 1e9))
 def test_waiting_fits_any_window(columns, rows, base, seconds):
-    assert_fits(waiting_lines(columns, rows, base=base, seconds=seconds), columns, rows)
+    assert_fits(waiting_lines(columns, rows, places=[base, BASE], seconds=seconds), columns, rows)
 
 
 @given(st.integers(0, 40), widths, heights, st.integers(-2, 50), st.sampled_from(["run-a", HOSTILE, "名" * 90]))
@@ -36,7 +37,7 @@ def test_the_picker_fits_any_window(count, columns, rows, selected, name):
 
 @pytest.mark.parametrize("columns", [40, 80, 200])
 def test_the_two_lines_to_add_can_be_read_and_copied(columns):
-    lines = [text.strip() for text in texts(waiting_lines(columns, 60, base=BASE, seconds=0))]
+    lines = [text.strip() for text in texts(waiting_lines(columns, 60, places=PLACES, seconds=0))]
 
     assert "+ import ddpwatch.agent" in lines
     assert "+ ddpwatch.agent.install(model)" in lines
@@ -45,13 +46,20 @@ def test_the_two_lines_to_add_can_be_read_and_copied(columns):
 @pytest.mark.parametrize("columns", [20, 40, 120])
 def test_the_directory_is_wrapped_and_never_cut(columns):
     base = "/a/very/long/directory/that/holds/the/runs/of/this/user/and/nobody/else"
-    text = "".join(page(waiting_lines(columns, 90, base=base, seconds=0)).split())
+    text = "".join(page(waiting_lines(columns, 90, places=[base, BASE], seconds=0)).split())
 
     assert base in text
 
 
+def test_all_places_and_one_list_of_reasons_are_shown():
+    text = page(waiting_lines(80, 40, places=PLACES, seconds=0))
+
+    assert all(place in text for place in PLACES)
+    assert text.count("in this order") == 1
+
+
 def test_the_spinner_turns_with_time_and_nothing_else_moves():
-    first, second = (texts(waiting_lines(80, 24, base=BASE, seconds=at)) for at in (3.0, 3.25))
+    first, second = (texts(waiting_lines(80, 24, places=PLACES, seconds=at)) for at in (3.0, 3.25))
 
     changed = [(one, other) for one, other in zip(first, second, strict=True) if one != other]
     assert len(changed) == 1
@@ -61,7 +69,7 @@ def test_the_spinner_turns_with_time_and_nothing_else_moves():
 
 
 def test_the_screen_is_centered():
-    lines = [line for line in waiting_lines(120, 40, base=BASE, seconds=0) if line]
+    lines = [line for line in waiting_lines(120, 40, places=PLACES, seconds=0) if line]
     left = min(len(text) - len(text.lstrip()) for text in texts(lines))
     right = 120 - max(line_columns(line) for line in lines)
 

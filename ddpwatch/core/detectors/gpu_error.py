@@ -24,7 +24,8 @@ def gpu_error(context: DetectorContext) -> list[Finding]:
     """The driver reports a GPU error: an Xid, uncorrectable ECC errors, or a lost GPU.
 
     An Xid is the error number of the NVIDIA driver, shown with NVIDIA's name for it. Xids that only follow from the end
-    of a process are information. ECC errors are counted since the GPU was first seen.
+    of a process are information. ECC errors count if they are newer than the first reading
+    that was received; the GPU screen shows all since the driver was loaded.
     """
     by_gpu: dict[str, list[tuple[RankState, Gpu]]] = {}
     for rank in context.state.ranks.values():
@@ -39,7 +40,7 @@ def gpu_error(context: DetectorContext) -> list[Finding]:
 
 
 def new_ecc_errors(rank: RankState, gpu: Gpu) -> int:
-    """Uncorrectable memory errors since the GPU was first seen."""
+    """Uncorrectable memory errors since the first reading that was received."""
     if gpu.ecc_uncorrected is None:
         return 0
     return gpu.ecc_uncorrected - rank.gpus.ecc_before.get(gpu.device, gpu.ecc_uncorrected)

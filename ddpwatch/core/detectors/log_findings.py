@@ -9,6 +9,7 @@ from ddpwatch.core import rule_names as rules
 from ddpwatch.core.alerts.model import Finding, Severity
 from ddpwatch.core.diagnosis.early_exit import END_OF_DATA
 from ddpwatch.core.limits import EvaluationLimits
+from ddpwatch.core.logs.diagnose_failures import UNEXPLAINED_EXIT
 from ddpwatch.core.state.run import ALIVE
 from ddpwatch.core.units import ranks_text
 
@@ -26,6 +27,7 @@ FAILURES: Final = frozenset(
 RULES: Final = {
     **dict.fromkeys(FAILURES, rules.RANK_FAILED),
     **dict.fromkeys(("peer-died", "aborted", "terminated", "store-gone", "scheduler", "interrupted"), rules.RANK_LOST),
+    UNEXPLAINED_EXIT: rules.RANK_LOST,
     "mismatch": rules.DESYNC,
 }
 """The rule of each cause; all others are waits that timed out: `timeout`."""

@@ -1,4 +1,4 @@
-"""Ranks that exited, or stopped sending heartbeats, without a goodbye: alone, as a host, or as secondary failures."""
+"""Ranks that exited, or sent no more heartbeats, without an exit message: alone, as a host, as secondary failures."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ UNKNOWN_SILENCE: Final = "hung, host down, or network"
 
 
 def rank_lost(context: DetectorContext) -> list[Finding]:
-    """A rank exited without a goodbye, or has sent no heartbeat for some seconds.
+    """A rank exited without an exit message, or has sent no heartbeat for some seconds.
 
     Heartbeats come from a separate thread, so a rank that computes or waits still sends them. Ranks that exit within a
     minute after the first, or after one that failed, are secondary failures. Without a heartbeat from any rank, the

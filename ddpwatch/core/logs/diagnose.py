@@ -124,7 +124,10 @@ def by_what_is_left(case: AttributedLines) -> Verdict | None:
         lines = case.of(*kinds)
         if lines:
             message = text.format(_peers(lines) or _signals(lines))
-            if cause in {"peer-died", "gloo-timeout"} and (silent := ranks_without_lines(case)):
+            silent = ranks_without_lines(case) if cause in {"peer-died", "gloo-timeout"} else ()
+            if cause == "gloo-timeout" and not silent:
+                silent = _rank_left_running(case)
+            if silent:
                 message += (
                     f" Most likely it was {ranks_text(silent)}: all others report the failure."
                     if len(silent) == 1
@@ -133,6 +136,13 @@ def by_what_is_left(case: AttributedLines) -> Verdict | None:
             # A rank without a symptom may be the root cause, even if the launcher ended it with the others.
             return Verdict((), cause, message, tuple(sorted(case.with_symptoms())), evidence_of(lines))
     return _aborted(case) or _terminated(case)
+
+
+def _rank_left_running(case: AttributedLines) -> tuple[int, ...]:
+    """The only rank without a symptom, if the launcher had to terminate it; of two ranks it is half."""
+    silent = case.ranks() - case.with_symptoms()
+    terminated = {rank for rank in silent if case.exit_code(rank) in (-signal.SIGTERM, 128 + signal.SIGTERM)}
+    return tuple(terminated) if len(silent) == 1 else ()
 
 
 def _aborted(case: AttributedLines) -> Verdict | None:

@@ -30,6 +30,9 @@ _PASSING: Final = frozenset({"exception", "cuda-oom", "ddp-error"})
 """Kinds of errors that a script may catch and survive."""
 _VICTIM_CODES: Final = (-signal.SIGTERM, -signal.SIGABRT, 128 + signal.SIGTERM, 128 + signal.SIGABRT)
 UNNAMED: Final = "A rank that the logs do not name"
+UNEXPLAINED_EXIT: Final = "unexplained-exit"
+"""Cause of a verdict that knows which rank exited, and not why."""
+OWN_LOGS_ADVICE: Final = "Add the ranks' own logs: torchrun writes them with `--log-dir logs --redirects 3 --tee 3`."
 _TEXT_CHARS: Final = 160
 """Characters quoted of an error message."""
 
@@ -64,6 +67,9 @@ def by_failure(case: AttributedLines) -> Verdict | None:
         culprits = {failure.rank for failure in failures if failure.rank is not None}
     failed = {failure.rank for failure in _failures(case) if failure.rank is not None}
     others = (failed | set(case.secondary())) - culprits
+    # A child of torch.multiprocessing that raised is reported with its traceback: one without it called exit.
+    if cause == "exit" and chosen[0].entry.mark.kind != "spawn-exit" and not case.with_symptoms():
+        return _unexplained_exit(case, chosen, culprits)
     return Verdict(
         culprits=tuple(sorted(culprits)),
         cause=cause,
@@ -74,6 +80,20 @@ def by_failure(case: AttributedLines) -> Verdict | None:
         and (bool(first) or _is_proven(case, alike, culprits, others))
         and all(failure.entry.sure for failure in chosen),
     )
+
+
+def _unexplained_exit(case: AttributedLines, chosen: Sequence[Failure], ranks: set[int]) -> Verdict:
+    """The first exit that a launcher reports, without any rank's error: the rank may have failed, or have waited in
+    vain for another one, which the launcher then terminated.
+    """
+    codes = sorted({code for rank in ranks if (code := case.exit_code(rank)) is not None})
+    first = " first" if ranks <= case.first_failed else ""
+    whose, it = ("their errors are", "they are") if len(ranks) > 1 else ("its error is", "it is")
+    text = (
+        f"{ranks_text(ranks).capitalize()} exited{first} (code {', '.join(map(str, codes))}); {whose} not in these "
+        f"logs, so whether {it} the root cause is not proven. {OWN_LOGS_ADVICE}"
+    )
+    return Verdict((), UNEXPLAINED_EXIT, text, (), evidence_of([failure.entry for failure in chosen]))
 
 
 def _is_of_another(case: AttributedLines, failure: Failure) -> bool:

@@ -287,7 +287,7 @@ METRICS: Final = (
     Metric("ddpwatch_world_size", "Number of ranks.", of_run(lambda sample: sample.state.world_size)),
     Metric("ddpwatch_hosts", "Number of hosts.", of_run(lambda sample: sample.state.host_count)),
     Metric("ddpwatch_ranks",
-           "Ranks by state: missing = never received, silent = no heartbeat, lost = exited without a goodbye.",
+           "Ranks by state: missing = never received, silent = no heartbeat, lost = exited without an exit message.",
            of_states(get_args(Condition), lambda sample, state: Counter[str](sample.conditions.values())[state]),
            ("state",)),
     Metric("ddpwatch_steps_total", "Highest step count of any rank.", of_run(lambda sample: sample.state.step)),

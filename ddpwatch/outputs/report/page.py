@@ -44,7 +44,7 @@ def plotly_script() -> str:
     try:
         from plotly.offline import get_plotlyjs
     except ImportError:
-        raise DdpwatchError("a report needs plotly: pip install 'ddpwatch[report]'") from None
+        raise DdpwatchError("a report needs plotly: pip install plotly") from None
     script: str = get_plotlyjs()
     return script
 

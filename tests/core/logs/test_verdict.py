@@ -402,6 +402,22 @@ def test_the_child_that_torch_multiprocessing_saw_exit_is_the_rank_that_did(how,
     assert (verdict.culprits, verdict.cause, verdict.certain) == ((1,), cause, True)
 
 
+def test_the_first_exit_in_the_report_of_torchrun_alone_blames_no_rank():
+    verdict = verdict_of({"torchrun.log": torchrun_report((0, 1, 10), (1, -15, 11))})
+
+    assert (verdict.culprits, verdict.victims, verdict.certain) == ((), (), False)
+    assert verdict.text.startswith("Rank 0 exited first (code 1); its error is not in these logs")
+    assert "--log-dir logs --redirects 3 --tee 3" in verdict.text
+
+
+def test_a_rank_that_timed_out_in_gloo_is_a_victim_though_it_exited_first():
+    report = torchrun_report((0, 1, 10), (1, -15, 11))
+    verdict = verdict_of({"torchrun.log": report, "logs/0/stderr.log": f"[rank0]: {GLOO}"})
+
+    assert (verdict.culprits, verdict.cause, verdict.victims) == ((), "gloo-timeout", (0,))
+    assert verdict.text.endswith("Most likely it was rank 1: all others report the failure.")
+
+
 def test_an_aborted_child_need_not_be_the_root_cause():
     verdict = verdict_of({"job.log": EXITED.format(how="signal SIGABRT")})
 
