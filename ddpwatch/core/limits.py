@@ -89,6 +89,8 @@ class StragglerLimits(_Group, frozen=True):
     """A cost below this fraction of the job's time is not reported."""
     CAUSE_SHARE: ClassVar[float] = 0.5
     """CPU starvation that makes up this fraction of a rank's excess is its cause."""
+    SCHEDULER_NS: ClassVar[int] = 2_000_000_000
+    """Correlation time in ns of scheduler noise: the kernel moves threads between cores every few seconds."""
     MIN_PERIODIC_STEPS: ClassVar[int] = 8
     """Fewer slow steps than this are no periodic pattern: pauses of the garbage collector fall into any order."""
     PERIODIC_EXTRA_SIGMAS: ClassVar[float] = 0.5

@@ -1,0 +1,93 @@
+"""Scheduler noise: a variance component of a rank's own work, measured by the time that ranks wait for CPU cores.
+
+Where cores are oversubscribed, the kernel starves one thread after another, each for up to some seconds. Slow steps then
+come in bursts, so the standard error of a straggler's excess, which assumes independent steps, is far too small. The
+kernel reports how long each training thread was runnable without a core; the standard deviation of that share over time
+is the noise that it adds to any excess, and its correlation time is what makes it last.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from ddpwatch.core.diagnosis.straggler_stats import excess_error
+from ddpwatch.core.limits import StragglerLimits
+from ddpwatch.core.state.gpu import evenly_sampled
+from ddpwatch.core.state.rank import CPU_SAMPLE_NS
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ddpwatch.core.diagnosis.straggler_stats import Suspect
+    from ddpwatch.core.metrics.window import Window
+    from ddpwatch.core.state.rank import RankState
+    from ddpwatch.core.state.run import RunState
+
+PRIOR_INTERVALS: Final = 1
+"""Weight, in sampled intervals, of the prior: without samples, the standard deviation is the mean since the start."""
+
+
+def with_scheduler_noise(
+    found: Sequence[Suspect], state: RunState, window: Window, limits: StragglerLimits
+) -> list[Suspect]:
+    """The suspects, each with the scheduler noise of its host added to its noise; ended ones only if still proven."""
+    error = limits.sigmas * excess_error(len(window.ranks) - 1)
+    noises: dict[str, SchedulerNoise] = {}
+    noisier = []
+    for suspect in found:
+        host = window.hosts[suspect.row]
+        if host not in noises:
+            ranks = [state.ranks[rank] for rank, on in zip(window.ranks, window.hosts, strict=True) if on == host]
+            noises[host] = scheduler_noise(ranks, int(window.indices[-1]))
+        span_ns = float(window.job_step_ns[suspect.first : suspect.last + 1].sum())
+        # As an excess in each of its slow steps, which together cost this share of the time.
+        noise_ns = error * noises[host].sigma(span_ns) * span_ns / max(suspect.slow_steps, 1)
+        noisier.append(replace(suspect, noise_ns=math.hypot(suspect.noise_ns, noise_ns)))
+    return [suspect for suspect in noisier if suspect.proven or not suspect.ended]
+
+
+@dataclass(frozen=True)
+class SchedulerNoise:
+    """Distribution of the share of time that training threads of a host wait for a core."""
+
+    mean: float = 0.0
+    spread: float = 0.0
+    """Standard deviation over time, in intervals of `CPU_SAMPLE_NS`."""
+
+    def sigma(self, span_ns: float) -> float:
+        """Standard deviation of the share in a time span.
+
+        Within an interval the scheduler's time slices are independent, up to a span in which a thread either has a
+        core or has none. Intervals are correlated for `SCHEDULER_NS`.
+        """
+        if span_ns < CPU_SAMPLE_NS:
+            on_or_off = math.sqrt(self.mean * max(0.0, 1.0 - self.mean))
+            return max(self.spread, min(on_or_off, self.spread * math.sqrt(CPU_SAMPLE_NS / max(span_ns, 1.0))))
+        return self.spread * math.sqrt(min(1.0, StragglerLimits.SCHEDULER_NS / span_ns))
+
+
+def scheduler_noise(ranks: Sequence[RankState], step: int) -> SchedulerNoise:
+    """Scheduler noise on the host of these ranks up to a step; none where the kernel does not report it.
+
+    Each rank varies around its own mean: one that is starved all the time, by a process on its cores, is not noise.
+    """
+    known = [rank for rank in evenly_sampled(ranks) if rank.starved_share is not None]
+    if not known:
+        return SchedulerNoise()
+    prior = float(np.mean([rank.starved_share for rank in known]))
+    squares, intervals, total = 0.0, 0, 0.0
+    for rank in known:
+        shares = rank.cpu_starvation.shares_before(int(rank.steps.column("end_ns", np.array([step]))[0]))
+        if len(shares):
+            squares += float(np.square(shares - shares.mean()).sum())
+            total += float(shares.sum())
+            intervals += len(shares)
+    weight = PRIOR_INTERVALS + intervals
+    return SchedulerNoise(
+        mean=(PRIOR_INTERVALS * prior + total) / weight,
+        spread=math.sqrt((PRIOR_INTERVALS * prior**2 + squares) / weight),
+    )
