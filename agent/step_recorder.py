@@ -52,9 +52,9 @@ class Ring(Generic[T]):
         return taken
 
 
-Record: TypeAlias = tuple[int, tuple[list[int], int], tuple[Any, ...], int]
-"""A finished step: its index, what the clock's `cut` returned, the fields of `Step` from `samples` to `values`, and its
-`sync_path`."""
+Record: TypeAlias = tuple[int, tuple[list[int], int], tuple[Any, ...], int, int]
+"""A finished step: its index, what the clock's `cut` returned, the fields of `Step` from `samples` to `values`, its
+`sync_path` and its `input_elements`."""
 
 RING_STEPS: Final = 4096
 """Finished steps that wait for the publisher; beyond that the oldest are dropped."""
@@ -114,6 +114,8 @@ class Recorder:
         self.loader_batch = 0
         self.forward_batch = 0
         self.backwards = 0
+        self.input_elements = 0
+        """Size of the model's inputs so far."""
         self._forward_samples = 0
         self._fresh_samples = 0
         self._pass_samples = 0
@@ -221,6 +223,7 @@ class Recorder:
                 self._values or None,
             ),
             self._sync_path(),
+            self.input_elements,
         )
         if self._cuda_clock is None:
             self.steps.push(record)
@@ -263,8 +266,8 @@ class Recorder:
 
 def to_step(record: Record) -> Step:
     """Convert a record to a message, in the agent's thread, where time does not matter."""
-    index, (ns, end_ns), rest, sync_path = record
+    index, (ns, end_ns), rest, sync_path, input_elements = record
     sync_ns = ns[SYNC] + sum(ns[PRESYNC:])
     phases = ns[DATA], ns[FORWARD], ns[BACKWARD], sync_ns, ns[OPTIMIZER], ns[OTHER]
-    fields = (*phases, ns[PRESYNC], *rest, *ns[SYNC_POINTS:], sync_path)
+    fields = (*phases, ns[PRESYNC], *rest, *ns[SYNC_POINTS:], sync_path, input_elements)
     return Step(index, end_ns, *fields)

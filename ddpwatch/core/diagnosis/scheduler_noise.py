@@ -1,16 +1,16 @@
 """Scheduler noise: a variance component of a rank's own work, measured by the time that ranks wait for CPU cores.
 
-Where cores are oversubscribed, the kernel starves one thread after another, each for up to some seconds. Slow steps then
-come in bursts, so the standard error of a straggler's excess, which assumes independent steps, is far too small. The
-kernel reports how long each training thread was runnable without a core; the standard deviation of that share over time
-is the noise that it adds to any excess, and its correlation time is what makes it last.
+Where cores are oversubscribed, the kernel starves one thread after another, each for up to some seconds. Slow steps
+then come in bursts, so a standard error that assumes independent steps is far too small. The kernel reports how long
+each training thread was runnable without a core: the standard deviation of that share over time is the noise that is
+added to a straggler's excess, and its correlation time reduces the number of independent observations.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -26,9 +26,6 @@ if TYPE_CHECKING:
     from ddpwatch.core.metrics.window import Window
     from ddpwatch.core.state.rank import RankState
     from ddpwatch.core.state.run import RunState
-
-PRIOR_INTERVALS: Final = 1
-"""Weight, in sampled intervals, of the prior: without samples, the standard deviation is the mean since the start."""
 
 
 def with_scheduler_noise(
@@ -86,8 +83,15 @@ def scheduler_noise(ranks: Sequence[RankState], step: int) -> SchedulerNoise:
             squares += float(np.square(shares - shares.mean()).sum())
             total += float(shares.sum())
             intervals += len(shares)
-    weight = PRIOR_INTERVALS + intervals
+    weight = StragglerLimits.PRIOR_INTERVALS + intervals
     return SchedulerNoise(
-        mean=(PRIOR_INTERVALS * prior + total) / weight,
-        spread=math.sqrt((PRIOR_INTERVALS * prior**2 + squares) / weight),
+        mean=(StragglerLimits.PRIOR_INTERVALS * prior + total) / weight,
+        spread=math.sqrt((StragglerLimits.PRIOR_INTERVALS * prior**2 + squares) / weight),
     )
+
+
+def starvation(state: RunState, window: Window) -> float:
+    """Time that the training threads of all ranks wait for a core, as a fraction: waiting up to that is the
+    scheduler's.
+    """
+    return scheduler_noise([state.ranks[rank] for rank in window.ranks], int(window.indices[-1])).mean
