@@ -155,7 +155,7 @@ class SyncPointLimits(_Group, frozen=True):
 class UnevenWorkLimits(_Group, frozen=True):
     """Inputs of uneven size make another rank the slowest in each step."""
 
-    share: Share = 0.15
+    share: Share = 0.10
     """Minimum waiting, as a fraction of the step."""
     window_steps: Steps = 100
     """Steps evaluated."""

@@ -29,8 +29,9 @@ EVALUATION_STEPS: Final = 10.0
 """Duration of an evaluation in steps."""
 INPUT_ELEMENTS: Final = 1 << 16
 """Elements of a typical input."""
-BURST_S: Final = 1.5
-"""Mean duration, in seconds, of a burst of CPU starvation."""
+BURST_S: Final = 0.7
+"""Mean duration of a burst of CPU starvation, in seconds of healthy steps; its own steps take two to three times as
+long."""
 SLICE_MS: Final = 3.0
 """Time slice of the scheduler."""
 MAX_STARVED: Final = 0.8

@@ -70,24 +70,24 @@ class SchedulerNoise:
 def scheduler_noise(ranks: Sequence[RankState], step: int) -> SchedulerNoise:
     """Scheduler noise on the host of these ranks up to a step; none where the kernel does not report it.
 
-    Each rank varies around its own mean: one that is starved all the time, by a process on its cores, is not noise.
+    Each rank varies around its own mean, which is shrunk towards the mean of all: a rank that is starved all the time,
+    by a process on its cores, is not noise, but that takes many correlation times to know.
     """
     known = [rank for rank in evenly_sampled(ranks) if rank.starved_share is not None]
     if not known:
         return SchedulerNoise()
     prior = float(np.mean([rank.starved_share for rank in known]))
-    squares, intervals, total = 0.0, 0, 0.0
-    for rank in known:
-        shares = rank.cpu_starvation.shares_before(int(rank.steps.column("end_ns", np.array([step]))[0]))
-        if len(shares):
-            squares += float(np.square(shares - shares.mean()).sum())
-            total += float(shares.sum())
-            intervals += len(shares)
+    shares = [
+        rank.cpu_starvation.shares_before(int(rank.steps.column("end_ns", np.array([step]))[0])) for rank in known
+    ]
+    intervals = sum(map(len, shares))
     weight = StragglerLimits.PRIOR_INTERVALS + intervals
-    return SchedulerNoise(
-        mean=(StragglerLimits.PRIOR_INTERVALS * prior + total) / weight,
-        spread=math.sqrt((StragglerLimits.PRIOR_INTERVALS * prior**2 + squares) / weight),
-    )
+    mean = (StragglerLimits.PRIOR_INTERVALS * prior + sum(float(each.sum()) for each in shares)) / weight
+    squares = StragglerLimits.PRIOR_INTERVALS * prior**2
+    for each in filter(len, shares):
+        own = max(0.0, 1.0 - StragglerLimits.SCHEDULER_NS / (len(each) * CPU_SAMPLE_NS))
+        squares += float(np.square(each - (own * each.mean() + (1.0 - own) * mean)).sum())
+    return SchedulerNoise(mean, math.sqrt(squares / weight))
 
 
 def starvation(state: RunState, window: Window) -> float:

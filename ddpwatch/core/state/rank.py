@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from bisect import bisect_left
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -128,11 +129,10 @@ class CpuStarvation:
         return float((end_ns - begin_ns) / (last_ns - first_ns))
 
     def shares_before(self, last_ns: int) -> NDArray[np.float64]:
-        """The fraction in each interval between samples of the `LATELY_NS` before a moment, oldest first."""
-        times_ns, queued_ns = np.array(self._times_ns), np.array(self._queued_ns)
+        """The fraction in each interval between samples up to a moment, oldest first."""
         # The sample after the moment ends the interval that it is in.
-        kept = slice(np.searchsorted(times_ns, last_ns - LATELY_NS), np.searchsorted(times_ns, last_ns) + 1)
-        shares: NDArray[np.float64] = np.diff(queued_ns[kept]) / np.diff(times_ns[kept])
+        upto = bisect_left(self._times_ns, last_ns) + 1
+        shares: NDArray[np.float64] = np.diff(self._queued_ns[:upto]) / np.diff(self._times_ns[:upto])
         return shares
 
 
