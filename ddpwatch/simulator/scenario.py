@@ -34,7 +34,7 @@ BURST_S: Final = 0.7
 long."""
 SLICE_MS: Final = 3.0
 """Time slice of the scheduler."""
-MAX_STARVED: Final = 0.8
+MAX_STARVED: Final = 0.6
 """Largest fraction of the time without a core."""
 _PHASES: Final = wire.PHASES
 _SYNC: Final = _PHASES.index("sync")

@@ -8,9 +8,8 @@ import numpy as np
 
 from ddpwatch.core import rule_names as rules
 from ddpwatch.core.alerts.model import Finding, Severity
-from ddpwatch.core.detectors.uneven_work import uneven_work
+from ddpwatch.core.detectors.uneven_work import follows_inputs
 from ddpwatch.core.diagnosis.scheduler_noise import starvation
-from ddpwatch.core.limits import UnevenWorkLimits
 from ddpwatch.core.metrics.hung_steps import without_hung_steps
 from ddpwatch.core.metrics.scaling import waited_for
 from ddpwatch.core.metrics.window import scaled_steps
@@ -45,7 +44,7 @@ def comm_share(context: DetectorContext) -> list[Finding]:
 
     The share is the time of all ranks in communication over the time of all their steps, without hung steps. The wire
     is what even the last rank to arrive spends there; the rest is waiting for slower ranks. The two are separated only
-    while all ranks are seen; waiting for another rank in each step is left to uneven-work. With hysteresis: an open
+    while all ranks are seen; waiting for larger inputs is left to uneven-work and straggler. With hysteresis: an open
     alert closes once the share is clearly below its threshold.
     """
     limits = context.limits.comm_share
@@ -65,8 +64,7 @@ def comm_share(context: DetectorContext) -> list[Finding]:
     if not window.complete:
         return [_without_split(window, share, takes, opens=opens)]
     wire = float(window.wire_ns.sum(dtype=np.float64)) / total_ns
-    if wire <= limits.share and (len(window) < UnevenWorkLimits.MIN_STEPS or uneven_work(context)):
-        # It is waiting: too early to say for which ranks, or for another one in each step.
+    if wire <= limits.share and follows_inputs(window):
         return []
     return [_finding(context, window, share, wire, takes, opens=opens)]
 

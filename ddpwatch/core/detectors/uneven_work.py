@@ -42,10 +42,10 @@ def uneven_work(context: DetectorContext) -> list[Finding]:
     found = rotation(window)
     if found is None or found.wait < limits.share or _uneven_samples(context, window):
         return []
-    sizes = window.column("input_elements")
-    follows = explained_by(sizes, window.self_ns)
-    if follows is None or follows < UnevenWorkLimits.FOLLOWS_SHARE:
+    if not follows_inputs(window):
         return []
+    sizes = window.column("input_elements")
+    follows = explained_by(sizes, window.self_ns) or 0.0
     return [
         Finding(
             rule=RULE,
@@ -65,6 +65,12 @@ def uneven_work(context: DetectorContext) -> list[Finding]:
             },
         )
     ]
+
+
+def follows_inputs(window: Window) -> bool:
+    """Whether input sizes explain most of the difference in own work between ranks."""
+    follows = explained_by(window.column("input_elements"), window.self_ns)
+    return follows is not None and follows >= UnevenWorkLimits.FOLLOWS_SHARE
 
 
 def _uneven_samples(context: DetectorContext, window: Window) -> bool:
