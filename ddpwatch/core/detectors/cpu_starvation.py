@@ -46,13 +46,13 @@ def _finding(host: str, ranks: Sequence[RankState], shares: Sequence[float], las
     cores = max((rank.hello.cores for rank in ranks if rank.hello is not None), default=0)
     least, most = percent(shares[0]), percent(shares[-1])
     names = ranks_text(rank.rank for rank in ranks)
-    share = f" share {plural(cores, 'core')}" if cores else ""
+    wait = f"may use {plural(cores, 'core')} and wait for one" if cores else "wait for a CPU core"
     return Finding(
         rule=RULE,
         severity=Severity.WARNING,
         subject=f"host {host}",
-        message=f"{names} on {host}{share} and wait for one {least if least == most else f'{least} to {most}'} of the "
-        "time: their steps vary with it",
+        message=f"{names} on {host} {wait} {least if least == most else f'{least} to {most}'} of the time: their steps "
+        "vary with it",
         advice=_advice(ranks, cores),
         cost=sum(shares) / len(shares),
         evidence={

@@ -149,12 +149,8 @@ def uneven_batch_samples():
     yield "some steps", look(make_run({0: train(), 1: train(), 2: short}))
     varied = {rank: [make_step(i, samples=30 + (i + rank) % 3) for i in range(10, 60)] for rank in range(3)}
     yield "all ranks", look(make_run(varied))
-    slower = {
-        rank: [
-            make_step(i, samples=32 if i % 2 == rank else 24, forward=16 if i % 2 == rank else 8) for i in range(10, 60)
-        ]
-        for rank in range(2)
-    }
+    large, small = {"samples": 32, "forward": 16}, {"samples": 24, "sync": 10}
+    slower = {rank: [make_step(i, **(large if i % 2 == rank else small)) for i in range(10, 60)] for rank in range(2)}
     yield "all ranks, with a cost", look(make_run(slower))
     state = make_run({rank: train(0, 90) for rank in range(3)})
     state.apply(wire.Bye(rank=1, seq=4, reason="exit", text="", mono_ns=1), 1)

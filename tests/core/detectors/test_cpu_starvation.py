@@ -40,7 +40,7 @@ def starved_by(*shares, **hello):
 def test_a_host_whose_ranks_are_starved_is_reported_and_no_rank_is_blamed():
     finding = only(cpu_starvation(look(starved_by(0.2, 0.3, cores=2))))
 
-    assert finding.message.startswith("ranks 0-1 on node-0 share 2 cores and wait for one 20% to 30% of the time")
+    assert finding.message.startswith("ranks 0-1 on node-0 may use 2 cores and wait for one 20% to 30% of the time")
     assert (finding.subject, finding.ranks) == ("host node-0", ())
     assert finding.cost == pytest.approx(0.25, abs=0.01)
 
