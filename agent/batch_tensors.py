@@ -14,6 +14,8 @@ MAX_DEPTH: Final = 6
 """Levels of nesting that are searched for tensors."""
 MAX_VISITS: Final = 512
 """Objects that are visited in one search, which bounds its time on the training thread."""
+TOKENS: Final = ("input_ids", "attention_mask")
+"""Inputs with one element for each token, as Hugging Face's models name them."""
 PIECES: Final = 16
 """Evenly spaced pieces of a tensor that enter its checksum."""
 PIECE_BYTES: Final = 16
@@ -59,6 +61,20 @@ def first_tensor(value: Any) -> Tensor | None:
         if tensor.dim():
             return tensor
     return None
+
+
+def input_elements(first: Tensor, inputs: Any, kwargs: Any) -> int:
+    """Size of a model's input from shapes alone: elements of its token ids, else of its `first` tensor; 0 = unknown."""
+    named = kwargs or (inputs[0] if inputs else None)
+    if isinstance(named, Mapping):
+        for name in TOKENS:
+            if isinstance(tokens := named.get(name), Tensor):
+                first = tokens
+                break
+    try:
+        return int(first.numel())
+    except Exception:  # noqa: BLE001 - tensor subclasses, such as nested ones, may not know it
+        return 0
 
 
 def fingerprint(tensor: Tensor) -> int:

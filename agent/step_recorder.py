@@ -64,9 +64,9 @@ class Ring(Generic[T]):
         return taken
 
 
-Record: TypeAlias = tuple[int, tuple[list[int], int], tuple[Any, ...], int, int]
+Record: TypeAlias = tuple[int, tuple[list[int], int], tuple[Any, ...], int, int, int]
 """A finished step: its index, what the clock's `cut` returned, the fields of `Step` from `samples` to `values`, its
-`sync_path`, and flags that were not known when it ended."""
+`sync_path`, its `input_elements`, and flags that were not known when it ended."""
 
 RING_STEPS: Final = 4096
 """Finished steps that wait for the publisher; beyond that the oldest are dropped."""
@@ -126,6 +126,8 @@ class Recorder:
         self.loader_batch = 0
         self.forward_batch = 0
         self.backwards = 0
+        self.input_elements = 0
+        """Size of the model's inputs so far."""
         self._forward_samples = 0
         self._fresh_samples = 0
         self._pass_samples = 0
@@ -235,6 +237,7 @@ class Recorder:
                 self._values or None,
             ),
             self._sync_path() if self.sync_points else 0,
+            self.input_elements,
             0,
         )
         if self._cuda_clock is None:
@@ -276,14 +279,14 @@ class Recorder:
         """Publish the steps that a CUDA clock has settled, each with the GPU's times or else with a flag."""
         for timed in settled:
             record = self._waiting.popleft()
-            self.steps.push(record if timed else (*record[:4], HOST_TIMED))
+            self.steps.push(record if timed else (*record[:-1], HOST_TIMED))
 
 
 def to_step(record: Record) -> Step:
     """Convert a record to a message, in the agent's thread, where time does not matter."""
-    index, (ns, end_ns), (samples, batch, backwards, flags, *rest), sync_path, late_flags = record
+    index, (ns, end_ns), (samples, batch, backwards, flags, *rest), sync_path, input_elements, late_flags = record
     sync_ns = ns[SYNC] + sum(ns[PRESYNC:])
     phases = ns[DATA], ns[FORWARD], ns[BACKWARD], sync_ns, ns[OPTIMIZER], ns[OTHER]
     counts = samples, batch, backwards, flags | late_flags
-    fields: tuple[Any, ...] = (*phases, ns[PRESYNC], *counts, *rest, *ns[SYNC_POINTS:], sync_path)
+    fields: tuple[Any, ...] = (*phases, ns[PRESYNC], *counts, *rest, *ns[SYNC_POINTS:], sync_path, input_elements)
     return Step(index, end_ns, *fields)

@@ -2,7 +2,8 @@
 
 A faulty run has one slow rank. Its effect is the time added to each step that is hit, as a fraction of a healthy step;
 from 10% on it must be found, below that it must at least not be blamed on another rank. A healthy run must have
-no alert.
+no alert. Where nobody is to blame, no rank may be named: short steps on oversubscribed cores, which starve one rank
+after another, and inputs of uneven size, which make another rank the slowest in each step and must be found as such.
 """
 
 from __future__ import annotations
@@ -14,11 +15,15 @@ from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from statistics import median
+from typing import TYPE_CHECKING
 
 from ddpwatch.core.monitor import Monitor
 from ddpwatch.core.state.run import RunState
 from ddpwatch.simulator.scenario import Fault, Scenario
 from tests.builders.scenario_frames import frames
+
+if TYPE_CHECKING:
+    from ddpwatch.core.alerts.model import Alert
 
 PAIRS = 2000
 STEPS = 150
@@ -31,6 +36,12 @@ PATTERNS = {"lasting": {}, "every 2nd": {"every": 2}, "every 3rd": {"every": 3},
 PHASES = ("data", "forward", "backward", "optimizer", "other")
 MUST_FIND = 0.10
 HEALTHY_STEPS = 20_000
+BUSY_MS = (2.0, 3.0, 5.0, 10.0)
+BUSY_S = 20.0
+STARVED = (0.1, 0.2, 0.4)
+UNEVEN = (0.3, 0.5, 0.8)
+SHARED_RUNS = 40
+"""Runs of each of the two patterns in which nobody is to blame."""
 
 
 @dataclass(frozen=True)
@@ -91,15 +102,52 @@ def try_out(trial: Trial) -> Verdict:
 
 def blames(scenario: Scenario) -> list[tuple[int, tuple[int, ...], str | None]]:
     """Step, ranks and phase each time a rank was blamed, or blamed for another phase."""
+    return [
+        (alert.last.step or 0, alert.finding.ranks, alert.finding.phase)
+        for alert in opened_in(scenario)
+        if alert.finding.rule == "straggler"
+    ]
+
+
+def opened_in(scenario: Scenario) -> list[Alert]:
+    """Alerts of a run, each time one was opened or changed."""
     monitor = Monitor(RunState("0", "simulated", scenario.world_size))
     for frame in frames(scenario):
         monitor.ingest(frame.payload, frame.received_ns)
     monitor.evaluate_now()
-    return [
-        (event.alert.last.step or 0, event.alert.finding.ranks, event.alert.finding.phase)
-        for event in monitor.book.drain()
-        if event.kind != "closed" and event.alert.finding.rule == "straggler"
+    return [event.alert for event in monitor.book.drain() if event.kind != "closed"]
+
+
+def busy(seed: int) -> Scenario:
+    """A healthy tutorial-sized job on oversubscribed cores."""
+    chance = random.Random(seed)
+    step_ms = chance.choice(BUSY_MS)
+    steps = int(BUSY_S * 1e3 / step_ms)
+    return Scenario(chance.choice((2, 4)), steps, step_ms, 0.05, starved=chance.choice(STARVED), seed=seed)
+
+
+def rotating(seed: int) -> Scenario:
+    """A job whose inputs differ in size, from rank to rank and from step to step."""
+    chance = random.Random(seed)
+    return Scenario(chance.choice((2, 4, 8)), STEPS, noise=0.03, uneven=chance.choice(UNEVEN), seed=seed)
+
+
+def found_in(scenario: Scenario) -> tuple[bool, bool]:
+    """Whether a rank was named, and whether uneven work was found."""
+    opened = [alert.finding for alert in opened_in(scenario)]
+    return any(finding.ranks for finding in opened), any(finding.rule == "uneven-work" for finding in opened)
+
+
+def report_shared(named_busy: int, named_rotating: int, found: int) -> bool:
+    """Print the runs in which nobody is to blame; whether the goals are reached."""
+    goals = [
+        ("oversubscribed cores, a rank named", named_busy, named_busy == 0),
+        ("uneven inputs, a rank named", named_rotating, named_rotating == 0),
+        ("uneven inputs, found", found, found >= 0.99 * SHARED_RUNS),
     ]
+    for name, runs, holds in goals:
+        print(f"{'ok  ' if holds else 'MISS'}  {name:<36} {runs:>4} of {SHARED_RUNS} runs")
+    return all(holds for _, _, holds in goals)
 
 
 def report(verdicts: list[Verdict]) -> bool:
@@ -149,8 +197,15 @@ def main() -> None:
     pairs = int(sys.argv[1]) if len(sys.argv) > 1 else PAIRS
     with ProcessPoolExecutor(os.cpu_count()) as pool:
         verdicts = list(pool.map(try_out, trials(pairs), chunksize=8))
+        on_busy_cores = list(pool.map(found_in, map(busy, range(SHARED_RUNS))))
+        uneven_inputs = list(pool.map(found_in, map(rotating, range(SHARED_RUNS))))
     print(f"{pairs} faulty and {pairs} healthy runs, worlds 2-256, effects 5-200% of a step, three levels of noise\n")
     reached = report(verdicts)
+    reached &= report_shared(
+        sum(named for named, _ in on_busy_cores),
+        sum(named for named, _ in uneven_inputs),
+        sum(found for _, found in uneven_inputs),
+    )
     long_run = Scenario(8, steps=HEALTHY_STEPS, noise=0.03, evaluate_every=500, seed=9)
     blamed = blames(long_run)
     print(f"{'MISS' if blamed else 'ok  '}  {HEALTHY_STEPS} healthy steps with GC and evaluation: {len(blamed)} blamed")

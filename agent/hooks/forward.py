@@ -11,7 +11,7 @@ from torch.compiler import is_compiling
 from torch.nn.parallel import DistributedDataParallel, distributed
 from torch.utils.hooks import unserializable_hook
 
-from ddpwatch.agent.batch_tensors import first_tensor
+from ddpwatch.agent.batch_tensors import first_tensor, input_elements
 from ddpwatch.agent.clock import FORWARD, OTHER, PRESYNC
 from ddpwatch.agent.fail_open import guarded
 from ddpwatch.agent.patching import Patch, WeakIdSet
@@ -225,6 +225,7 @@ class ForwardHooks:
         if tensor is not None:
             recorder = self._recorder
             recorder.add_forward_batch(tensor.shape[0])
+            recorder.input_elements += input_elements(tensor, inputs, kwargs)
             if recorder.wants_fingerprint:
                 recorder.see(tensor)
 

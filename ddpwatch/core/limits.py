@@ -90,6 +90,11 @@ class StragglerLimits(_Group, frozen=True):
     """A cost below this fraction of the job's time is not reported."""
     CAUSE_SHARE: ClassVar[float] = 0.5
     """CPU starvation that makes up this fraction of a rank's excess is its cause."""
+    SCHEDULER_NS: ClassVar[int] = 2_000_000_000
+    """Correlation time in ns of scheduler noise: the kernel moves threads between cores every few seconds."""
+    PRIOR_INTERVALS: ClassVar[int] = 1
+    """Weight, in sampled intervals, of the prior of scheduler noise: a standard deviation equal to the mean starvation
+    since the start."""
     MIN_PERIODIC_STEPS: ClassVar[int] = 8
     """Fewer slow steps than this are no periodic pattern: pauses of the garbage collector fall into any order."""
     PERIODIC_EXTRA_SIGMAS: ClassVar[float] = 0.5
@@ -146,6 +151,35 @@ class SyncPointLimits(_Group, frozen=True):
     """Steps evaluated."""
     linger_steps: Steps = 100
     """Closed after this number of steps below the share."""
+
+
+class UnevenWorkLimits(_Group, frozen=True):
+    """Inputs of uneven size make another rank the slowest in each step."""
+
+    share: Share = 0.10
+    """Minimum waiting, as a fraction of the step."""
+    window_steps: Steps = 100
+    """Steps evaluated."""
+    linger_steps: Steps = 150
+    """Closed after this number of steps without it."""
+
+    MIN_STEPS: ClassVar[int] = 20
+    """With fewer steps, which ranks are waited for is not known."""
+    MIN_CHANGES: ClassVar[float] = 0.7
+    """Changes of the last rank to arrive, as a fraction of those expected if steps were independent."""
+    FOLLOWS_SHARE: ClassVar[float] = 0.5
+    """Input sizes are the cause if they explain this fraction of the variance between ranks."""
+
+
+class CpuStarvationLimits(_Group, frozen=True):
+    """Training threads wait for CPU cores."""
+
+    share: Share = 0.10
+    """Minimum time without a core, as a fraction of the time, on at least half of a host's ranks."""
+    lasting_s: Seconds = 5.0
+    """Minimum duration in seconds."""
+    linger_s: Seconds = 60.0
+    """Closed after this time in seconds without it."""
 
 
 class SlowLinkLimits(_Group, frozen=True):
@@ -434,6 +468,8 @@ class Limits(_Group, frozen=True):
     straggler: StragglerLimits = StragglerLimits()
     comm_share: CommShareLimits = CommShareLimits()
     sync_point: SyncPointLimits = SyncPointLimits()
+    uneven_work: UnevenWorkLimits = UnevenWorkLimits()
+    cpu_starvation: CpuStarvationLimits = CpuStarvationLimits()
     slow_link: SlowLinkLimits = SlowLinkLimits()
     data_bound: DataBoundLimits = DataBoundLimits()
     slowdown: SlowdownLimits = SlowdownLimits()

@@ -7,6 +7,8 @@ from typing import Final
 STRAGGLER: Final = "straggler"
 COMM_SHARE: Final = "comm-share"
 SYNC_POINT: Final = "sync-point"
+UNEVEN_WORK: Final = "uneven-work"
+CPU_STARVATION: Final = "cpu-starvation"
 SLOW_LINK: Final = "slow-link"
 DATA_BOUND: Final = "data-bound"
 SLOWDOWN: Final = "slowdown"

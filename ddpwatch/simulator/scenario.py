@@ -27,8 +27,18 @@ ALWAYS: Final = 1
 """Period of a fault that affects every step."""
 EVALUATION_STEPS: Final = 10.0
 """Duration of an evaluation in steps."""
+INPUT_ELEMENTS: Final = 1 << 16
+"""Elements of a typical input."""
+BURST_S: Final = 0.7
+"""Mean duration of a burst of CPU starvation, in seconds of healthy steps; its own steps take two to three times as
+long."""
+SLICE_MS: Final = 3.0
+"""Time slice of the scheduler."""
+MAX_STARVED: Final = 0.6
+"""Largest fraction of the time without a core."""
 _PHASES: Final = wire.PHASES
 _SYNC: Final = _PHASES.index("sync")
+_COMPUTE: Final = [_PHASES.index("forward"), _PHASES.index("backward")]
 _OPTIMIZER: Final = _PHASES.index("optimizer")
 
 
@@ -113,6 +123,10 @@ class Scenario:
     """Random walk of the whole job's speed, per step."""
     evaluate_every: int = 0
     """Interval in steps at which all ranks evaluate for the time of ten steps; 0 = never."""
+    uneven: float = 0.0
+    """Sigma of the log-normal size of each rank's input in each step, which forward and backward follow."""
+    starved: float = 0.0
+    """Mean fraction of the time that a rank waits for a CPU core, in bursts of `BURST_S` that move between ranks."""
     batch: int = 32
     ranks_per_host: int = RANKS_PER_HOST
     faults: tuple[Fault, ...] = ()
@@ -135,9 +149,28 @@ class Scenario:
         for fault in self.faults:
             added = fault.hits(self.steps) * fault.size * np.exp(rng.normal(0.0, self.noise, self.steps))
             work[list(fault.ranks), _PHASES.index(fault.phase)] += added
+        work[:, _COMPUTE] *= (self.input_elements() / INPUT_ELEMENTS)[:, None]
+        work[:, _PHASES.index("backward")] += self.queued_ns() / (self.step_ms * 1e6)
         work[:, _SYNC] = self._sync(rng, work)
         durations: NDArray[np.int64] = (work * self.step_ms * 1e6).astype(np.int64)
         return durations
+
+    def input_elements(self) -> NDArray[np.int64]:
+        """(rank, step): size of the inputs."""
+        rng = np.random.default_rng((self.seed, 1))
+        sizes = np.exp(rng.normal(0.0, self.uneven, (self.world_size, self.steps)))
+        elements: NDArray[np.int64] = (INPUT_ELEMENTS * sizes).astype(np.int64)
+        return elements
+
+    def queued_ns(self) -> NDArray[np.int64]:
+        """(rank, step): time without a core. A burst starves each rank by another share, in whole time slices."""
+        rng = np.random.default_rng((self.seed, 2))
+        burst_steps = max(1.0, BURST_S * 1e3 / self.step_ms)
+        bursts = 1 + rng.poisson(1.0 / burst_steps, self.steps).cumsum()
+        shares = np.minimum(rng.exponential(self.starved, (self.world_size, bursts[-1] + 1)), MAX_STARVED)[:, bursts]
+        slices = rng.poisson(shares / (1.0 - shares) * self.step_ms / SLICE_MS)
+        queued: NDArray[np.int64] = (slices * (SLICE_MS * 1e6)).astype(np.int64)
+        return queued
 
     def evaluates_in(self, index: int) -> bool:
         """Whether a step contains an evaluation."""
@@ -155,11 +188,19 @@ class Scenario:
 
 
 def simulated_step(
-    index: int, end_ns: int, phases: Sequence[int], batch: int, *, flags: int = 0, busy_ns: int = 0, comm_bytes: int = 0
+    index: int,
+    end_ns: int,
+    phases: Sequence[int],
+    batch: int,
+    *,
+    flags: int = 0,
+    busy_ns: int = 0,
+    comm_bytes: int = 0,
+    input_elements: int = 0,
 ) -> wire.Step:
     """One step of one rank; the phases in nanoseconds, in the order of `wire.PHASES`."""
     data_ns, forward_ns, backward_ns, sync_ns, optimizer_ns, other_ns = phases
     return wire.Step(
         index, end_ns, data_ns, forward_ns, backward_ns, sync_ns, optimizer_ns, other_ns, samples=batch, batch=batch,
-        backwards=1, flags=flags, busy_ns=busy_ns, comm_bytes=comm_bytes,
+        backwards=1, flags=flags, busy_ns=busy_ns, comm_bytes=comm_bytes, input_elements=input_elements,
     )  # fmt: skip

@@ -71,6 +71,8 @@ class Step(Struct, array_like=True, frozen=True, gc=False):
     sync_path: Count = 0
     """Identifies the sequence of sync points outside DDP: ranks with the same one passed the same operations. Its
     lowest `MAX_POINTS + 1` bits are set for points that all ranks leave together. 0 = there were none."""
+    input_elements: Count = 0
+    """Elements of the model's first input, or of its token ids, summed over the forward passes; 0 = unknown."""
 
     @property
     def step_ns(self) -> int:

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from ddpwatch.agent.batch_tensors import MAX_VISITS, fingerprint, first_tensor, tensors
+from ddpwatch.agent.batch_tensors import MAX_VISITS, fingerprint, first_tensor, input_elements, tensors
 
 
 def test_equal_batches_have_equal_fingerprints_and_others_do_not():
@@ -79,3 +79,20 @@ def test_an_object_whose_attributes_raise_is_walked_over():
 
     batch = torch.zeros(2, 3)
     assert first_tensor([Grumpy(), batch]) is batch
+
+
+def test_the_size_of_an_input_is_that_of_its_token_ids_or_its_first_tensor():
+    image, ids = torch.ones(2, 3, 4), torch.ones(2, 7)
+
+    assert input_elements(image, (image,), {}) == 24
+    assert input_elements(image, (), {"pixels": image, "input_ids": ids}) == 14
+    assert input_elements(image, ({"pixels": image, "attention_mask": ids},), {}) == 14
+    assert input_elements(image, (image,), {"input_ids": None}) == 24
+
+
+def test_a_tensor_that_does_not_know_its_size_counts_as_unknown():
+    class Sizeless(torch.Tensor):
+        def numel(self):
+            raise RuntimeError("no size")
+
+    assert input_elements(torch.ones(2).as_subclass(Sizeless), (), {}) == 0

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 def frames(scenario: Scenario, *, flush_steps: int = 5) -> Iterator[Frame]:
     """Frames of all ranks, in the order of a job whose network delays nothing."""
     durations_ns = scenario.phases_ns()
+    elements = scenario.input_elements()
+    queued_ns = scenario.queued_ns().cumsum(axis=1)
     ends_ns = durations_ns.sum(axis=1).cumsum(axis=1)
     seqs = [0] * scenario.world_size
     for first in range(0, scenario.steps, flush_steps):
@@ -31,9 +33,13 @@ def frames(scenario: Scenario, *, flush_steps: int = 5) -> Iterator[Frame]:
             for index in range(first, last):
                 end_ns, phases_ns = int(ends_ns[rank, index]), durations_ns[rank, :, index].tolist()
                 flags = wire.EVALUATED if scenario.evaluates_in(index) else 0
-                steps.append(simulated_step(index, end_ns, phases_ns, scenario.batch, flags=flags))
+                steps.append(
+                    simulated_step(
+                        index, end_ns, phases_ns, scenario.batch, flags=flags, input_elements=int(elements[rank, index])
+                    )
+                )
             yield _frame(wire.Steps(rank=rank, seq=seqs[rank] - 1, steps=steps), now_ns)
-            yield _frame(_beat(rank, seqs[rank], last, now_ns), now_ns)
+            yield _frame(_beat(rank, seqs[rank], last, now_ns, int(queued_ns[rank, last - 1])), now_ns)
 
 
 def host_of(scenario: Scenario, rank: int) -> str:
@@ -54,7 +60,14 @@ def _hello(scenario: Scenario, rank: int, seq: int) -> wire.Hello:
     )  # fmt: skip
 
 
-def _beat(rank: int, seq: int, step: int, now_ns: int) -> wire.Beat:
+def _beat(rank: int, seq: int, step: int, now_ns: int, queued_ns: int) -> wire.Beat:
     return wire.Beat(
-        rank=rank, seq=seq, mono_ns=now_ns, step=step, phase=wire.PHASES.index("sync"), phase_ns=0, rss_bytes=1 << 30
+        rank=rank,
+        seq=seq,
+        mono_ns=now_ns,
+        step=step,
+        phase=wire.PHASES.index("sync"),
+        phase_ns=0,
+        rss_bytes=1 << 30,
+        queued_ns=queued_ns,
     )

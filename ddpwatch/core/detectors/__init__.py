@@ -11,6 +11,7 @@ from typing import Final
 from ddpwatch.core import rule_names as rules
 from ddpwatch.core.detectors.comm_share import comm_share
 from ddpwatch.core.detectors.context import Detector
+from ddpwatch.core.detectors.cpu_starvation import cpu_starvation
 from ddpwatch.core.detectors.data_bound import data_bound
 from ddpwatch.core.detectors.desync import desync
 from ddpwatch.core.detectors.drift import drift
@@ -29,11 +30,14 @@ from ddpwatch.core.detectors.straggler import straggler
 from ddpwatch.core.detectors.sync_point import sync_point
 from ddpwatch.core.detectors.timeout import timeout
 from ddpwatch.core.detectors.uneven_batch import uneven_batch
+from ddpwatch.core.detectors.uneven_work import uneven_work
 
 DETECTORS: Final[tuple[Detector, ...]] = (
     Detector(rules.STRAGGLER, straggler, by_step=True),
     Detector(rules.COMM_SHARE, comm_share, by_step=True),
     Detector(rules.SYNC_POINT, sync_point, by_step=True),
+    Detector(rules.UNEVEN_WORK, uneven_work, by_step=True),
+    Detector(rules.CPU_STARVATION, cpu_starvation, by_step=False, gradual=True),
     Detector(rules.SLOW_LINK, slow_link, by_step=True),
     Detector(rules.DATA_BOUND, data_bound, by_step=True),
     Detector(rules.SLOWDOWN, slowdown, by_step=True),

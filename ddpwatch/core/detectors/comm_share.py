@@ -8,6 +8,8 @@ import numpy as np
 
 from ddpwatch.core import rule_names as rules
 from ddpwatch.core.alerts.model import Finding, Severity
+from ddpwatch.core.detectors.uneven_work import follows_inputs
+from ddpwatch.core.diagnosis.scheduler_noise import starvation
 from ddpwatch.core.metrics.hung_steps import without_hung_steps
 from ddpwatch.core.metrics.scaling import waited_for
 from ddpwatch.core.metrics.window import scaled_steps
@@ -21,6 +23,9 @@ RULE: Final = rules.COMM_SHARE
 UNEVEN_ADVICE: Final = (
     "The ranks take turns waiting for each other: look for uneven work (input lengths, batch sizes) and for other load "
     "on the hosts."
+)
+STARVED_ADVICE: Final = (
+    "The ranks wait for each other because their threads wait for CPU cores: see cpu-starvation for what to set."
 )
 _LESS_WIRE: Final = (
     "The all-reduce itself takes the time: try another bucket_cap_mb, gradient_as_bucket_view=True, gradient "
@@ -39,7 +44,8 @@ def comm_share(context: DetectorContext) -> list[Finding]:
 
     The share is the time of all ranks in communication over the time of all their steps, without hung steps. The wire
     is what even the last rank to arrive spends there; the rest is waiting for slower ranks. The two are separated only
-    while all ranks are seen. With hysteresis: an open alert closes once the share is clearly below its threshold.
+    while all ranks are seen; waiting for larger inputs is left to uneven-work and straggler. With hysteresis: an open
+    alert closes once the share is clearly below its threshold.
     """
     limits = context.limits.comm_share
     window = context.window
@@ -58,10 +64,14 @@ def comm_share(context: DetectorContext) -> list[Finding]:
     if not window.complete:
         return [_without_split(window, share, takes, opens=opens)]
     wire = float(window.wire_ns.sum(dtype=np.float64)) / total_ns
-    return [_finding(window, share, wire, takes, opens=opens)]
+    if wire <= limits.share and follows_inputs(window):
+        return []
+    return [_finding(context, window, share, wire, takes, opens=opens)]
 
 
-def _finding(window: Window, share: float, wire: float, takes: str, *, opens: bool) -> Finding:
+def _finding(
+    context: DetectorContext, window: Window, share: float, wire: float, takes: str, *, opens: bool
+) -> Finding:
     wait = max(share - wire, 0.0)
     on_wire = wire > wait
     shown_wire, shown_waiting = wire_and_waiting(share, wire)
@@ -70,7 +80,11 @@ def _finding(window: Window, share: float, wire: float, takes: str, *, opens: bo
         severity=Severity.WARNING,
         subject="job",
         message=f"{takes}: wire {shown_wire}%, waiting {shown_waiting}% · last {plural(len(window), 'step')}",
-        advice=_waiting_advice(window) if not on_wire else ONE_HOST_ADVICE if window.one_host else WIRE_ADVICE,
+        advice=_waiting_advice(context, window, wait)
+        if not on_wire
+        else ONE_HOST_ADVICE
+        if window.one_host
+        else WIRE_ADVICE,
         cost=wire if on_wire else wait,
         evidence={
             "share_percent": round(share * 100, 2),
@@ -82,8 +96,10 @@ def _finding(window: Window, share: float, wire: float, takes: str, *, opens: bo
     )
 
 
-def _waiting_advice(window: Window) -> str:
-    """Names the ranks that most of the waiting is for, if there are any."""
+def _waiting_advice(context: DetectorContext, window: Window, wait: float) -> str:
+    """Names the ranks that most of the waiting is for, if there are any, and it is not CPU starvation."""
+    if wait <= starvation(context.state, window):
+        return STARVED_ADVICE
     cost_ns = window.straggler_cost_ns.sum(axis=1, dtype=np.float64)
     ranks = waited_for(dict(zip(window.ranks, cost_ns.tolist(), strict=True)))
     if not ranks:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 AT_ONCE: Final = 4
 """Evaluations of steps in one call: a whole history is evaluated in portions, so that nothing waits for it."""
-RULE_COLUMNS: Final = (*TIMES, "fingerprint", "comm_bytes")
+RULE_COLUMNS: Final = (*TIMES, "fingerprint", "comm_bytes", "input_elements")
 """Columns of steps that rules by step may read; rules by time have `TIMES`."""
 BY_STEP: Final = [detector for detector in DETECTORS if detector.by_step]
 BY_TIME: Final = [detector for detector in DETECTORS if not detector.by_step]

@@ -11,6 +11,7 @@ import numpy as np
 from ddpwatch.core import rule_names as rules
 from ddpwatch.core.alerts.model import Finding, Severity
 from ddpwatch.core.diagnosis.attribution import slow_cause
+from ddpwatch.core.diagnosis.scheduler_noise import with_scheduler_noise
 from ddpwatch.core.diagnosis.straggler_stats import MAD_TO_SIGMA, suspects
 from ddpwatch.core.limits import StragglerLimits
 from ddpwatch.core.metrics.hung_steps import stuck_above_ns
@@ -71,7 +72,7 @@ def straggler(context: DetectorContext) -> list[Finding]:
     window = context.window.last(limits.window_steps)
     if len(window.ranks) < 2 or not context.has_majority or len(window) < limits.recent_steps:
         return []
-    found = suspects(window, limits)
+    found = with_scheduler_noise(suspects(window, limits), context.state, window, limits)
     hosts = _whole_hosts(window, found)
     in_hosts = {suspect.row for rows in hosts.values() for suspect in rows}
     findings = []

@@ -21,15 +21,17 @@ from ddpwatch.core.diagnosis.early_exit import (
     ran_out,
     reports_data_length,
 )
+from ddpwatch.core.diagnosis.rotation import explained_by
 from ddpwatch.core.diagnosis.stacks import top_of_stack
-from ddpwatch.core.limits import UnevenBatchLimits
-from ddpwatch.core.units import count, duration_text, plural, ranks_text
+from ddpwatch.core.limits import UnevenBatchLimits, UnevenWorkLimits
+from ddpwatch.core.units import count, duration_text, percent, plural, ranks_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from ddpwatch.core.detectors.context import DetectorContext, Evidence
     from ddpwatch.core.diagnosis.arrivals import SyncPoint
+    from ddpwatch.core.metrics.window import Window
     from ddpwatch.core.state.rank import RankState
 
 RULE: Final = rules.UNEVEN_BATCH
@@ -68,6 +70,7 @@ def _different_samples(context: DetectorContext) -> list[Finding]:
     # Ties go to the larger count: ranks with fewer samples are the odd ones.
     common = max(Counter(typical).items(), key=lambda item: (item[1], item[0]))[0]
     odd = {rank: value for rank, value in zip(window.ranks, typical, strict=True) if value != common}
+    wait = _waiting(window)
     when = "" if steps == known.shape[1] else f" · in {steps} of {plural(known.shape[1], 'step')}"
     if odd:
         verb = "trains" if len(odd) == 1 else "train"
@@ -79,9 +82,10 @@ def _different_samples(context: DetectorContext) -> list[Finding]:
             rule=RULE,
             severity=Severity.WARNING,
             subject="job",
-            message=message + when,
+            message=message + when + (f" · ranks wait {percent(wait)} of the time" if wait else ""),
             advice=SAMPLES_ADVICE,
             ranks=tuple(odd),
+            cost=wait,
             evidence={
                 "samples": common,
                 "least_samples": int(uneven.min()),
@@ -91,6 +95,15 @@ def _different_samples(context: DetectorContext) -> list[Finding]:
             },
         )
     ]
+
+
+def _waiting(window: Window) -> float | None:
+    """Waiting as a fraction of the step, if own work follows the number of samples; else None."""
+    if not window.complete:
+        return None
+    follows = explained_by(window.column("samples"), window.self_ns)
+    wait = float(window.job_wait_ns.sum()) / max(float(window.job_step_ns.sum()), 1.0)
+    return wait if follows is not None and follows >= UnevenWorkLimits.FOLLOWS_SHARE else None
 
 
 def _ended_early(context: DetectorContext) -> list[Finding]:

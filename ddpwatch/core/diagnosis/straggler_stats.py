@@ -188,11 +188,14 @@ def _excess(self_ns: FloatArray, others: BoolArray, sigma_ns: float) -> tuple[Fl
     """Own work beyond the median of the others, and its sigma."""
     if len(self_ns) == 2:
         # Two ranks have no majority: each is compared with the other.
-        return self_ns - self_ns[::-1], sigma_ns * float(np.sqrt(2.0))
+        return self_ns - self_ns[::-1], sigma_ns * excess_error(1)
     sampled = sampled_ranks(self_ns[others])
-    count = len(sampled)
-    error = 1.0 / count if count <= 2 else MEDIAN_ERROR**2 / count
-    return self_ns - medians_across(sampled), sigma_ns * float(np.sqrt(1.0 + error))
+    return self_ns - medians_across(sampled), sigma_ns * excess_error(len(sampled))
+
+
+def excess_error(others: int) -> float:
+    """Sigma of a rank's excess over the median of this many other ranks, as a multiple of the sigma of one rank."""
+    return math.sqrt(1.0 + (1.0 / others if others <= 2 else MEDIAN_ERROR**2 / others))
 
 
 def _sigma_threshold(sigmas: float, ranks: int) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from bisect import bisect_left
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -15,6 +16,8 @@ from ddpwatch.core.state.step_store import MAX_STEP_NS, StepRing
 from ddpwatch.wire import AGENT_OFF, MAX_PATHS
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from ddpwatch.wire import Beat, Buckets, Bye, Checksum, Comm, Gone, Hello, Loader, Note, Stack, Step, SyncPath
 
 RSS_SAMPLES_KEPT: Final = 360
@@ -124,6 +127,13 @@ class CpuStarvation:
             return None
         begin_ns, end_ns = np.interp([first_ns, last_ns], times_ns, queued_ns).tolist()
         return float((end_ns - begin_ns) / (last_ns - first_ns))
+
+    def shares_before(self, last_ns: int) -> NDArray[np.float64]:
+        """The fraction in each interval between samples up to a moment, oldest first."""
+        # The sample after the moment ends the interval that it is in.
+        upto = bisect_left(self._times_ns, last_ns) + 1
+        shares: NDArray[np.float64] = np.diff(self._queued_ns[:upto]) / np.diff(self._times_ns[:upto])
+        return shares
 
 
 WINDOW: Final = 1024
@@ -378,6 +388,15 @@ class RankState:
         """Wall clock of the rank's host at the end of a step; 0 = not known."""
         end_ns = self._end_ns(index)
         return 0 if end_ns is None else self.unix_ns_at(end_ns)
+
+    @property
+    def starved_share(self) -> float | None:
+        """Fraction of its life that the training thread has waited for a core; None = not known."""
+        hello, beat = self.hello, self.beat
+        if hello is None or beat is None or not beat.queued_ns:
+            return None
+        age_ns = beat.mono_ns - hello.mono_ns + max(0, hello.unix_ns - hello.started_unix_ns)
+        return beat.queued_ns / max(age_ns, beat.queued_ns)
 
     def unix_ns_at(self, mono_ns: int) -> int:
         """Wall clock of the rank's host at a time of its monotonic clock; 0 = not known."""

@@ -10,7 +10,7 @@ from ddpwatch.core.state.rank import RankState
 from ddpwatch.core.state.run import RunState
 from ddpwatch.simulator.scenario import Fault, Scenario
 from tests.builders.ended_run import CLOSED, LARGE, SMALL, beating, broken, end, ended_with, fail
-from tests.builders.fake_rank import make_beat, make_group, make_stack, make_step
+from tests.builders.fake_rank import make_beat, make_group, make_hello, make_stack, make_step
 from tests.builders.gpu_run import CAPPED, HOT, read_gpus
 from tests.builders.hung_run import (
     DATA,
@@ -95,6 +95,10 @@ def comm_share_samples():
     turns = {r: [make_step(10 + i, **parts[i % 4 != r]) for i in range(48)] for r in range(4)}
     yield "waiting for varying ranks", look(make_run(turns))
     yield "a rank is not seen", look(make_run({rank: train(sync=12) for rank in range(3)}, world=4))
+    starved = simulated(
+        4, Fault((1,), "forward", 0.3, onset=0), reported=lambda beat: int(0.4 * beat.mono_ns) + 1, steps=60
+    )
+    yield "waiting for cores", look(starved)
     yield "kept open", look(run_of(sync_ns=2_700_000, other=0))
 
 
@@ -104,6 +108,24 @@ def sync_point_samples():
     yield "every step", look(with_sync_points(run_of(**path), *points))
     steps = [make_step(index, **(path if index % 2 else {})) for index in range(10, 60)]
     yield "every second step", look(with_sync_points(make_run(dict.fromkeys(range(4), steps)), *points))
+
+
+def uneven_work_samples():
+    yield "uneven inputs", look(simulated(4, uneven=0.5))
+
+
+def cpu_starvation_samples():
+    def starved(beat):
+        return int((0.2 + 0.1 * beat.rank) * beat.mono_ns) + 1
+
+    yield "cores not known", look(simulated(2, reported=starved))
+    state = simulated(2, reported=starved)
+    for rank in range(2):
+        hello = make_hello(rank, 900, world_size=2, host="node-0", cores=4, mono_ns=10**12)
+        state.apply(hello, 1)
+        loader = wire.Loader(rank=rank, seq=901, step=0, epoch=0, sampler="S", distributed=True, workers=8)
+        state.apply(loader, 1)
+    yield "with settings", look(state)
 
 
 def slow_link_samples():
@@ -135,6 +157,9 @@ def uneven_batch_samples():
     yield "some steps", look(make_run({0: train(), 1: train(), 2: short}))
     varied = {rank: [make_step(i, samples=30 + (i + rank) % 3) for i in range(10, 60)] for rank in range(3)}
     yield "all ranks", look(make_run(varied))
+    large, small = {"samples": 32, "forward": 16}, {"samples": 24, "sync": 10}
+    slower = {rank: [make_step(i, **(large if i % 2 == rank else small)) for i in range(10, 60)] for rank in range(2)}
+    yield "all ranks, with a cost", look(make_run(slower))
     state = make_run({rank: train(0, 90) for rank in range(3)})
     state.apply(wire.Bye(rank=1, seq=4, reason="exit", text="", mono_ns=1), 1)
     for rank in (0, 2):
@@ -498,6 +523,8 @@ SAMPLES = {
     rules.STRAGGLER: straggler_samples,
     rules.COMM_SHARE: comm_share_samples,
     rules.SYNC_POINT: sync_point_samples,
+    rules.UNEVEN_WORK: uneven_work_samples,
+    rules.CPU_STARVATION: cpu_starvation_samples,
     rules.SLOW_LINK: slow_link_samples,
     rules.DATA_BOUND: data_bound_samples,
     rules.SLOWDOWN: slowdown_samples,
