@@ -197,7 +197,7 @@ def test_the_details_name_one_step_and_its_time_as_the_last_in_which_it_was_seen
         assert re.search(rf"last seen +step {moment.step}\b", text)
         assert f"step {alert.last.step}" not in text
     since, later = replace(alert.since, unix_ns=10**18), replace(moment, unix_ns=10**18 + 3 * 10**9)
-    assert ", after 3s" in page(alert_detail(replace(alert, since=since, seen=later), 100))
+    assert ", after 3 s" in page(alert_detail(replace(alert, since=since, seen=later), 100))
 
 
 @contextmanager
