@@ -1,6 +1,8 @@
 """Collectives that a script calls itself, on real ranks: a slow rank is named with its phase, wherever others wait."""
 
+import contextlib
 import time
+from threading import Thread
 
 import msgspec
 import pytest
@@ -14,7 +16,7 @@ from ddpwatch.core.detectors.straggler import straggler
 from ddpwatch.core.limits import DEFAULTS
 from ddpwatch.core.metrics.sync_points import GRADIENTS, SyncPointSums
 from tests.builders.synthetic_run import look, make_run
-from tests.builders.training import bits, make, snapshot
+from tests.builders.training import bits, make, snapshot, wait_for
 
 NAP_S = 0.025
 WORK_S = 0.006
@@ -22,7 +24,12 @@ WORK_S = 0.006
 SEGMENT = 25
 """Steps in which the slow rank is slow in one phase."""
 PHASES = ("data", "forward", "backward", "optimizer", "other")
-LIMITS = msgspec.structs.replace(DEFAULTS, judge=msgspec.structs.replace(DEFAULTS.judge, least_s=0.001, warmup_steps=2))
+LIMITS = msgspec.structs.replace(
+    DEFAULTS,
+    judge=msgspec.structs.replace(DEFAULTS.judge, least_s=0.001, warmup_steps=2),
+    # Naps are three quarters of a step. On a busy machine a rank may be slower than the others by more than 5%.
+    straggler=msgspec.structs.replace(DEFAULTS.straggler, share=0.5),
+)
 
 
 class Batches(torch.utils.data.Dataset):
@@ -214,22 +221,26 @@ def test_a_collective_on_another_thread_is_not_a_sync_point_of_the_step(pool):
 
 
 def test_the_heartbeat_of_a_rank_in_a_collective_of_the_script_says_sync(pool):
-    waiting, _late = pool.run(in_a_barrier, 2)
-
-    assert waiting == wire.PHASES.index("sync")
+    assert pool.run(in_a_barrier, 2) == [True, False]
 
 
 def in_a_barrier(rank, world_size):
-    from threading import Timer
-
     model, optimizer = make()
     agent = ddpwatch.agent.install(model)
     model(torch.ones(4, 8)).square().mean().backward()
     optimizer.step()
+    store = dist.distributed_c10d._get_default_store()
     seen = []
+
+    def watch():
+        with contextlib.suppress(AssertionError):
+            seen.append(wait_for(lambda: agent._publisher._heartbeat.phase == wire.PHASES.index("sync")))
+        store.set("seen", "1")
+
+    watching = Thread(target=watch)
     if rank == 0:
-        Timer(0.2, lambda: seen.append(agent._publisher._heartbeat.phase)).start()
+        watching.start()
     else:
-        time.sleep(0.6)
+        store.wait(["seen"])
     dist.barrier()
-    return seen[0] if seen else None
+    return bool(seen)
