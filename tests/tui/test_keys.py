@@ -292,7 +292,9 @@ async def test_enter_opens_no_rank_that_the_filter_hides():
 
 async def test_a_filter_shows_its_ranks_also_where_the_table_was_scrolled():
     async with staged(played("crowd"), SMALL) as stage:
-        await stage.press("2", "end", "slash", *"r77", "enter")
+        await stage.press("2")
+        await stage.shows("ranks")
+        await stage.press("end", "slash", *"r77", "enter")
         await stage.until(lambda: stage.shown_ranks == [77], "one rank")
         await stage.sees("  77 ")
 
@@ -323,7 +325,9 @@ async def test_the_rank_that_others_wait_for_is_in_sight_of_a_small_window_also_
 
 async def test_follow_worst_is_in_sight_also_where_the_table_was_scrolled():
     async with staged(played("crowd"), SMALL) as stage:
-        await stage.press("2", "end")
+        await stage.press("2")
+        await stage.shows("ranks")
+        await stage.press("end")
         await stage.sees("▌ 1023")
         await stage.press("w")
         await stage.sees("▌  777")
@@ -563,7 +567,9 @@ async def test_simulated_data_says_so_on_every_screen():
         for number in "123456":
             await stage.press(number)
             await stage.sees("SIMULATED")
-        await stage.press("2", "enter")
+        await stage.press("2")
+        await stage.shows("ranks")
+        await stage.press("enter")
         await stage.shows("rank")
         await stage.sees("SIMULATED")
 
