@@ -102,6 +102,8 @@ class Recorder:
         """Python's id of the training thread."""
         self.thread_id = get_native_id()
         """The kernel's id of the training thread."""
+        self.counts_samples = True
+        """Whether the samples of this rank are its own, so that they add up to the batch of the job."""
         self.want_buckets = False
         """Whether a viewer subscribes to buckets; set by the agent's thread."""
         self._values: dict[str, float] = {}
@@ -162,15 +164,18 @@ class Recorder:
             self._update_samples = self._pass_samples
         self._pass_samples = 0
 
-    def add_sync_point(self, site: Site, phase: int) -> None:
-        """Count a sync point outside DDP that the training thread has left, and the phase that it interrupted."""
-        number = min(self.sync_points, MAX_POINTS)
+    def add_sync_point(self, site: Site, phase: int) -> int:
+        """Count a sync point outside DDP of the training thread, which interrupts `phase`; returns its number."""
+        number = self.sync_points
+        if site.merges and (site, phase) in self._path:
+            return self._path.index((site, phase))
+        self.sync_points += 1
         if number < MAX_POINTS:
             self._path.append((site, phase))
-        self.sync_points += 1
         if not site.splits:
-            self._unsplit |= 1 << number
+            self._unsplit |= 1 << min(number, MAX_POINTS)
         self._path_checksum = zlib.crc32(site.code, self._path_checksum)
+        return number
 
     def _sync_path(self) -> int:
         """Identify the sync points of this step, and describe them when they are passed for the first time."""
@@ -210,7 +215,7 @@ class Recorder:
             self.clock.cut(),
             (
                 # A loader counts each sample once; a GAN's discriminator sees the same batch three times.
-                self.loader_samples or self._update_samples or self._forward_samples,
+                (self.loader_samples or self._update_samples or self._forward_samples) if self.counts_samples else 0,
                 self.forward_batch or self.loader_batch,
                 self.backwards,
                 self.flags | SKIPPED if skipped else self.flags,

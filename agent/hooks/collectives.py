@@ -2,6 +2,7 @@
 
 Scripts average losses and metrics, gather embeddings, call barriers. All of these end in `Work.wait` of torch's
 bindings, whichever way the script imported the function, and DDP's own reducer waits in C++ and does not pass here.
+FSDP, DeepSpeed and pipelines do pass; they have many waits in a step, which are sync points by what they wait for.
 """
 
 from __future__ import annotations
@@ -48,6 +49,17 @@ _TORCH: Final = f"{Path(torch.__file__).parent}/"
 _DISTRIBUTED: Final = f"{_TORCH}distributed/"
 _NAMELESS: Final = (f"{_DISTRIBUTED}c10d_logger.py", f"{_DISTRIBUTED}_functional_collectives.py")
 """Files whose functions are not operations that a script calls."""
+_FSDP: Final = (f"{_DISTRIBUTED}fsdp/", f"{_DISTRIBUTED}_composable/fsdp/")
+_FRAMEWORKS: Final = (
+    *((directory, "FSDP") for directory in _FSDP),
+    (f"{_DISTRIBUTED}_composable/", "replicate"),
+    (f"{_DISTRIBUTED}pipelining/", "pipeline"),
+    (f"{_DISTRIBUTED}tensor/", "DTensor"),
+)
+"""Directories of torch that call collectives on their own, and the name shown in place of a line of the script."""
+_DEEPSPEED: Final = "/deepspeed/runtime/"
+_READABLE: Final = (("all_gather", "parameter all-gather"), ("reduce_scatter", "gradient reduce-scatter"))
+"""Part of an operation's name, and what FSDP uses it for."""
 _OWN: Final = f"{Path(__file__).parents[1]}/"
 _PACKAGES: Final = ("/site-packages/", "/dist-packages/")
 
@@ -58,11 +70,13 @@ class Site(NamedTuple):
     op: str
     """Outermost function of torch.distributed, such as `all_gather_object`; `wait` for work that was started before."""
     place: str
-    """File and line, such as `train.py:88`."""
+    """File and line, such as `train.py:88`; or the framework that calls it, such as `FSDP`."""
     code: bytes
     """The operation as bytes, for the checksum by which ranks are matched."""
     splits: bool
     """Whether all ranks leave together, so that the least wait is the network's time."""
+    merges: bool = False
+    """Whether all its calls in one phase of a step are one sync point: those of a framework, which are many."""
 
 
 class CollectiveHooks:
@@ -78,7 +92,7 @@ class CollectiveHooks:
         self._forward = forward
         self._inside = False
         self._phase_before = 0
-        self._sites: dict[tuple[Any, int], Site] = {}
+        self._sites: dict[tuple[Any, int, str, str], Site] = {}
         self._patches: list[Patch] = []
         self._launches = False
         if not distributed.is_available():
@@ -109,18 +123,19 @@ class CollectiveHooks:
 
     def _around(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def wait(*args: Any, **kwargs: Any) -> Any:
-            if is_compiling() or not self._entered():
+            if is_compiling() or not self._entered(sys._getframe(1)):
                 return original(*args, **kwargs)
             try:
                 return original(*args, **kwargs)
             finally:
-                self._left(sys._getframe(1))
+                self._left(None)
 
         return wait
 
     def _around_launch(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def launch(*args: Any, **kwargs: Any) -> Any:
-            if is_compiling() or not self._entered():
+            # FSDP starts its collectives on streams of their own, which overlap computation.
+            if is_compiling() or _is_of_fsdp(sys._getframe(1)) or not self._entered(None):
                 return original(*args, **kwargs)
             work = None
             try:
@@ -133,7 +148,8 @@ class CollectiveHooks:
         return launch
 
     @guarded
-    def _entered(self) -> bool:
+    def _entered(self, caller: FrameType | None) -> bool:
+        """Begin a sync point. Without a caller it is known only at its end whether it is one."""
         recorder = self._recorder
         phase = recorder.clock.phase
         if self._inside or phase == SYNC or phase >= PRESYNC:
@@ -144,7 +160,8 @@ class CollectiveHooks:
             return False
         self._inside = True
         self._phase_before = phase
-        recorder.clock.switch(SYNC_POINTS + min(recorder.sync_points, MAX_POINTS))
+        number = recorder.sync_points if caller is None else recorder.add_sync_point(self._site(caller), phase)
+        recorder.clock.switch(SYNC_POINTS + min(number, MAX_POINTS))
         return True
 
     @guarded
@@ -155,28 +172,51 @@ class CollectiveHooks:
             self._recorder.add_sync_point(self._site(caller), self._phase_before)
 
     def _site(self, frame: FrameType) -> Site:
-        """Where the script called the collective that `frame` waits for."""
-        op = "wait"
+        """Where the script, or a framework, called the collective that `frame` waits for."""
+        op, framework = "wait", ""
         outer: FrameType | None = frame
         while outer is not None and (file := outer.f_code.co_filename).startswith((_TORCH, _OWN)):
-            if file.startswith(_DISTRIBUTED) and file not in _NAMELESS:
-                op = outer.f_code.co_name
+            if not framework and file.startswith(_DISTRIBUTED) and file not in _NAMELESS:
+                framework = next((name for directory, name in _FRAMEWORKS if file.startswith(directory)), "")
+                if not framework or op == "wait":
+                    op = outer.f_code.co_name
             outer = outer.f_back
         if outer is None:
             outer = frame
-        key = outer.f_code, outer.f_lasti
+        key = outer.f_code, outer.f_lasti, op, framework
         site = self._sites.get(key)
-        if site is None or site.op != op:
+        if site is None:
             if len(self._sites) >= MAX_SITES:
                 self._sites.clear()
-            site = self._sites[key] = Site(op, _place(outer), op.encode(), op not in ROOTED)
+            site = self._sites[key] = _new_site(op, framework, outer)
         return site
 
 
+def _new_site(op: str, framework: str, frame: FrameType) -> Site:
+    place = framework or _place(frame)
+    splits = op not in ROOTED and framework != "pipeline"
+    if framework == "FSDP":
+        op = next((name for part, name in _READABLE if part in op), op)
+    return Site(op, place, op.encode(), splits, merges=":" not in place)
+
+
+def _is_of_fsdp(frame: FrameType | None) -> bool:
+    """Whether FSDP calls torch.distributed here."""
+    while frame is not None and (file := frame.f_code.co_filename).startswith(_DISTRIBUTED):
+        if file.startswith(_FSDP):
+            return True
+        frame = frame.f_back
+    return False
+
+
 def _place(frame: FrameType) -> str:
-    """File and line of the script; of an installed package if no frame is the script's."""
+    """File and line of the script, of an installed package if no frame is the script's; or `DeepSpeed`."""
     found, candidate, depth = frame, frame.f_back, 0
+    if _DEEPSPEED in frame.f_code.co_filename:
+        return "DeepSpeed"
     while any(part in found.f_code.co_filename for part in _PACKAGES) and candidate is not None and depth < MAX_DEPTH:
+        if _DEEPSPEED in candidate.f_code.co_filename:
+            return "DeepSpeed"
         if not any(part in candidate.f_code.co_filename for part in _PACKAGES):
             found = candidate
             break

@@ -11,6 +11,7 @@ from ddpwatch.core.alerts.model import Finding, Severity
 from ddpwatch.core.metrics.hung_steps import without_hung_steps
 from ddpwatch.core.metrics.scaling import waited_for
 from ddpwatch.core.metrics.window import scaled_steps
+from ddpwatch.core.model_kinds import communication, is_ddp, kind_of_run
 from ddpwatch.core.units import percent, plural, ranks_text, wire_and_waiting
 
 if TYPE_CHECKING:
@@ -26,8 +27,13 @@ _LESS_WIRE: Final = (
     "The all-reduce itself takes the time: try another bucket_cap_mb, gradient_as_bucket_view=True, gradient "
     "accumulation under no_sync(), a bf16 or fp16 compression hook"
 )
-WIRE_ADVICE: Final = f"{_LESS_WIRE}, and check which network the backend uses."
-ONE_HOST_ADVICE: Final = f"{_LESS_WIRE}; gloo runs it on the CPU and needs free cores."
+_LESS_FSDP: Final = (
+    "FSDP's collectives themselves take the time: try larger batches, gradient accumulation, a 2D mesh that shards "
+    "within a host (HSDP), a mixed precision policy with bf16"
+)
+_LESS_COLLECTIVES: Final = "The collectives themselves take the time: try larger batches, gradient accumulation"
+NETWORK: Final = ", and check which network the backend uses."
+ONE_HOST: Final = "; gloo runs it on the CPU and needs free cores."
 UNPROVEN_ADVICE: Final = (
     "Call install() on every rank to separate wire from waiting: the rank that the others wait for may be one that is "
     "not monitored."
@@ -53,15 +59,21 @@ def comm_share(context: DetectorContext) -> list[Finding]:
         return []
     opens = share > limits.share
     # Between the two thresholds the share alone does not explain the alert.
-    takes = f"exposed all-reduce takes {percent(share)} of the step"
+    takes = f"exposed {communication(context.state)} takes {percent(share)} of the step"
     takes += "" if opens else f", down from more than {percent(limits.share)}"
     if not window.complete:
         return [_without_split(window, share, takes, opens=opens)]
     wire = float(window.wire_ns.sum(dtype=np.float64)) / total_ns
-    return [_finding(window, share, wire, takes, opens=opens)]
+    return [_finding(window, share, wire, takes, _less_wire(context, window), opens=opens)]
 
 
-def _finding(window: Window, share: float, wire: float, takes: str, *, opens: bool) -> Finding:
+def _less_wire(context: DetectorContext, window: Window) -> str:
+    kind = kind_of_run(context.state)
+    advice = _LESS_WIRE if is_ddp(context.state) else _LESS_FSDP if kind.startswith("fsdp") else _LESS_COLLECTIVES
+    return advice + (ONE_HOST if window.one_host else NETWORK)
+
+
+def _finding(window: Window, share: float, wire: float, takes: str, wire_advice: str, *, opens: bool) -> Finding:
     wait = max(share - wire, 0.0)
     on_wire = wire > wait
     shown_wire, shown_waiting = wire_and_waiting(share, wire)
@@ -70,7 +82,7 @@ def _finding(window: Window, share: float, wire: float, takes: str, *, opens: bo
         severity=Severity.WARNING,
         subject="job",
         message=f"{takes}: wire {shown_wire}%, waiting {shown_waiting}% · last {plural(len(window), 'step')}",
-        advice=_waiting_advice(window) if not on_wire else ONE_HOST_ADVICE if window.one_host else WIRE_ADVICE,
+        advice=wire_advice if on_wire else _waiting_advice(window),
         cost=wire if on_wire else wait,
         evidence={
             "share_percent": round(share * 100, 2),
