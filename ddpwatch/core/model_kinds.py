@@ -23,6 +23,8 @@ NAMES: Final = {
     "plain": "no wrapper",
 }
 """Short name of each kind."""
+DDP: Final = frozenset({"ddp", "contains-ddp", "ddp-tp", ""})
+"""Kinds with torch's DistributedDataParallel, and the unknown one."""
 REPLICAS: Final = frozenset({"ddp", "contains-ddp"})
 """Kinds in which all ranks have the same parameters, bit by bit, and wait in DDP's all-reduce."""
 OWN_SAMPLES: Final = REPLICAS | {"fsdp2", "fsdp1", "replicate"}
@@ -38,9 +40,17 @@ def kind_of_run(state: RunState) -> str:
 
 def is_ddp(state: RunState) -> bool:
     """Whether the run trains with DDP, as far as is known."""
-    return kind_of_run(state) in (*REPLICAS, "ddp-tp", "")
+    return kind_of_run(state) in DDP
 
 
-def communication(state: RunState) -> str:
-    """What `sync` is called in this run: DDP waits in nothing but an all-reduce."""
-    return "all-reduce" if is_ddp(state) else "communication"
+def sync_name(state: RunState) -> str:
+    """What `sync` is called in this run: in DDP it is mostly an all-reduce, elsewhere it is not."""
+    return "all-reduce" if is_ddp(state) else "collectives"
+
+
+def kind_name(state: RunState) -> str:
+    """Name of the kind of training if it is not DDP, else empty; also for one process without a wrapper."""
+    kind = kind_of_run(state)
+    if is_ddp(state) or (kind == "plain" and state.world_size < 2):
+        return ""
+    return NAMES.get(kind, kind)

@@ -11,7 +11,7 @@ from ddpwatch.core.alerts.model import Finding, Severity
 from ddpwatch.core.metrics.hung_steps import without_hung_steps
 from ddpwatch.core.metrics.scaling import waited_for
 from ddpwatch.core.metrics.window import scaled_steps
-from ddpwatch.core.model_kinds import communication, is_ddp, kind_of_run
+from ddpwatch.core.model_kinds import is_ddp, kind_of_run
 from ddpwatch.core.units import percent, plural, ranks_text, wire_and_waiting
 
 if TYPE_CHECKING:
@@ -59,7 +59,8 @@ def comm_share(context: DetectorContext) -> list[Finding]:
         return []
     opens = share > limits.share
     # Between the two thresholds the share alone does not explain the alert.
-    takes = f"exposed {communication(context.state)} takes {percent(share)} of the step"
+    what = "all-reduce takes" if is_ddp(context.state) else "communication takes"
+    takes = f"exposed {what} {percent(share)} of the step"
     takes += "" if opens else f", down from more than {percent(limits.share)}"
     if not window.complete:
         return [_without_split(window, share, takes, opens=opens)]
