@@ -227,6 +227,8 @@ class Agent:
         if ddp is not None:
             self._set_up_buckets(ddp)
             self._set_up_timing(ddp)
+        elif kind.startswith("fsdp2") and "cuda" in (self._description["clock"], self._recorder.clock.name):
+            self._collectives.watch_fsdp()
         elif text := not_wrapped(kind):
             self._recorder.note("not-wrapped", text)
 

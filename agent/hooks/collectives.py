@@ -8,6 +8,7 @@ FSDP, DeepSpeed and pipelines do pass; they have many waits in a step, which are
 from __future__ import annotations
 
 import sys
+from functools import partial
 from pathlib import Path
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -39,6 +40,15 @@ ROOTED: Final = frozenset(
     }
 )  # fmt: skip
 """Operations that a rank may leave before others have joined: their least wait is not the network's time."""
+WAIT: Final = "wait"
+"""Operation of a wait for work that was started before."""
+FSDP_MODULES: Final = (
+    "torch.distributed.fsdp._fully_shard._fsdp_param_group",  # from 2.6 on
+    "torch.distributed._composable.fsdp._fsdp_param_group",
+)
+"""Where FSDP2's parameter groups are. Without one, its waits on a GPU count as forward and backward."""
+FSDP_WAITS: Final = {"wait_for_unshard": "all_gather", "finalize_backward": "reduce_scatter"}
+"""Methods of FSDP2's parameter groups that make the current stream wait, and what for."""
 LAUNCHES: Final = (
     "allreduce", "allreduce_coalesced", "allgather", "_allgather_base", "allgather_into_tensor_coalesced", "broadcast",
     "reduce", "reduce_scatter", "_reduce_scatter_base", "reduce_scatter_tensor_coalesced", "gather", "scatter",
@@ -116,14 +126,22 @@ class CollectiveHooks:
         group: Any = torch._C._distributed_c10d.ProcessGroup
         self._patches += [Patch(group, name, self._around_launch) for name in LAUNCHES if hasattr(group, name)]
 
+    def watch_fsdp(self) -> None:
+        """Wrap FSDP2's own waits as well: on a GPU it waits for events of its streams, and for no Work."""
+        groups: Any = next((sys.modules[name] for name in FSDP_MODULES if name in sys.modules), None)
+        group = getattr(groups, "FSDPParamGroup", None)
+        for name, op in FSDP_WAITS.items():
+            if hasattr(group, name):
+                self._patches.append(Patch(group, name, partial(self._around, op=op)))
+
     def remove(self) -> None:
         """Remove every wrapper."""
         for patch in self._patches:
             patch.undo()
 
-    def _around(self, original: Callable[..., Any]) -> Callable[..., Any]:
+    def _around(self, original: Callable[..., Any], op: str = WAIT) -> Callable[..., Any]:
         def wait(*args: Any, **kwargs: Any) -> Any:
-            if is_compiling() or not self._entered(sys._getframe(1)):
+            if is_compiling() or not self._entered(sys._getframe(1), op):
                 return original(*args, **kwargs)
             try:
                 return original(*args, **kwargs)
@@ -148,7 +166,7 @@ class CollectiveHooks:
         return launch
 
     @guarded
-    def _entered(self, caller: FrameType | None) -> bool:
+    def _entered(self, caller: FrameType | None, op: str = WAIT) -> bool:
         """Begin a sync point. Without a caller it is known only at its end whether it is one."""
         recorder = self._recorder
         phase = recorder.clock.phase
@@ -160,7 +178,7 @@ class CollectiveHooks:
             return False
         self._inside = True
         self._phase_before = phase
-        number = recorder.sync_points if caller is None else recorder.add_sync_point(self._site(caller), phase)
+        number = recorder.sync_points if caller is None else recorder.add_sync_point(self._site(caller, op), phase)
         recorder.clock.switch(SYNC_POINTS + min(number, MAX_POINTS))
         return True
 
@@ -171,14 +189,14 @@ class CollectiveHooks:
         if caller is not None:
             self._recorder.add_sync_point(self._site(caller), self._phase_before)
 
-    def _site(self, frame: FrameType) -> Site:
+    def _site(self, frame: FrameType, op: str = WAIT) -> Site:
         """Where the script, or a framework, called the collective that `frame` waits for."""
-        op, framework = "wait", ""
+        framework = ""
         outer: FrameType | None = frame
         while outer is not None and (file := outer.f_code.co_filename).startswith((_TORCH, _OWN)):
             if not framework and file.startswith(_DISTRIBUTED) and file not in _NAMELESS:
                 framework = next((name for directory, name in _FRAMEWORKS if file.startswith(directory)), "")
-                if not framework or op == "wait":
+                if not framework or op == WAIT:
                     op = outer.f_code.co_name
             outer = outer.f_back
         if outer is None:

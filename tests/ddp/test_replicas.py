@@ -3,7 +3,7 @@
 import torch
 
 import ddpwatch.agent
-from tests.builders.training import make, snapshot, train_step
+from tests.builders.training import bits, make, snapshot, train_step
 
 TARGET = torch.arange(16) % 4
 
@@ -38,3 +38,26 @@ def test_different_batches_have_different_fingerprints_and_a_replica_off_by_one_
     assert not set(prints) & set(other_prints)
     assert sums[0][:3] == other_sums[0][:3]
     assert sums[0][3] != other_sums[0][3]
+
+
+def optimizer_in_backward(rank, world_size, *, watched):
+    """Each parameter is updated by a hook as soon as its gradient is there, which is before DDP averages it."""
+    model, _ = make()
+    agent = ddpwatch.agent.install(model) if watched else None
+    for parameter in model.parameters():
+        own = torch.optim.SGD([parameter], lr=0.05)
+
+        def update(_parameter, own=own):
+            own.step()
+            own.zero_grad()
+
+        parameter.register_post_accumulate_grad_hook(update)
+    generator = torch.Generator().manual_seed(rank)
+    for _ in range(12):
+        torch.nn.functional.cross_entropy(model(torch.randn(16, 8, generator=generator)), TARGET).backward()
+    return snapshot(agent).checksums[0].crc if agent is not None else bits(model)
+
+
+def test_replicas_whose_optimizer_runs_in_a_hook_of_backward_do_differ_and_are_seen(pool):
+    assert len(set(pool.run(optimizer_in_backward, 2, watched=False))) == 2
+    assert len(set(pool.run(optimizer_in_backward, 2, watched=True))) == 2

@@ -2,8 +2,8 @@
 
 import pytest
 import torch
+from torch.distributed import fsdp
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 
 import ddpwatch.agent
 from ddpwatch.core.metrics.sync_points import SyncPointSums
@@ -11,6 +11,8 @@ from tests.builders.slow_segments import LIMITS, PHASES, Naps, named_stragglers,
 from tests.builders.synthetic_run import look
 from tests.builders.training import Net, snapshot
 
+if not hasattr(fsdp, "fully_shard"):
+    pytest.skip("needs torch 2.6", allow_module_level=True)
 ALL_GATHER = "parameter all-gather, FSDP"
 REDUCE_SCATTER = "gradient reduce-scatter, FSDP"
 
@@ -21,7 +23,7 @@ def sharded(kind, world_size):
     model = Net()
     if kind == "fsdp1":
         layers = {model.first, model.last}
-        return FullyShardedDataParallel(
+        return fsdp.FullyShardedDataParallel(
             model, auto_wrap_policy=lambda module, recurse, **_: recurse or module in layers,
             device_id=torch.device("cpu"), use_orig_params=True,
         )  # fmt: skip
@@ -29,15 +31,18 @@ def sharded(kind, world_size):
     mesh = init_device_mesh("cpu", (replicas, world_size // replicas), mesh_dim_names=("replicas", "shards"))
     mesh = mesh if kind == "hsdp" else mesh["shards"]
     for module in (model.first, model.last, model):
-        fully_shard(module, mesh=mesh)
+        fsdp.fully_shard(module, mesh=mesh)
     return model
 
 
-def slow_run(rank, world_size, *, kind, slow=1, watched=True, segments=(None, *PHASES)):
+def slow_run(rank, world_size, *, kind, slow=1, watched=True, segments=(None, *PHASES), as_on_gpu=False):
     """One rank sleeps in one phase after the other. Returns its steps, its sync paths and the bits of its model."""
     model = sharded(kind, world_size)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     agent = ddpwatch.agent.install(model) if watched else None
+    if as_on_gpu:
+        agent._collectives.watch_fsdp()
+        agent._collectives.watch_launches()
     naps = Naps(segments, slow=rank == slow)
     net = model.module if kind == "fsdp1" else model
     net.before_forward = lambda: naps.nap("forward")
@@ -96,3 +101,16 @@ def test_parameters_and_gradients_have_the_same_bits_as_without_the_agent(pool, 
     watched = pool.run(slow_run, 2, kind=kind, segments=(None,))
     alone = pool.run(slow_run, 2, kind=kind, segments=(None,), watched=False)
     assert [answer[2] for answer in watched] == alone
+
+
+def test_the_wrappers_for_fsdp_on_a_gpu_measure_the_same_and_change_no_bit(pool):
+    answers = pool.run(slow_run, 2, kind="fsdp2", segments=("forward",), as_on_gpu=True)
+    alone = pool.run(slow_run, 2, kind="fsdp2", segments=("forward",), watched=False)
+
+    assert [answer[2] for answer in answers] == alone
+    assert named_stragglers(answers, ("forward",)) == {"forward": [((1,), "forward")]}
+    for _, (path, *_), _ in answers:
+        assert {(point.op, point.place) for point in path.points} == {
+            ("parameter all-gather", "FSDP"),
+            ("gradient reduce-scatter", "FSDP"),
+        }
