@@ -169,9 +169,9 @@ def _class_name(model: nn.Module) -> str:
             inner = inner.module
         else:
             break
-    # `fully_shard` derives a class from FSDPModule and the user's.
-    made = next((place for place, cls in enumerate(classes) if cls.__name__ == "FSDPModule"), None)
-    return classes[0 if made is None else made + 1].__name__
+    # `fully_shard` and `replicate` derive a class from one of their own and the user's.
+    own = [place for place, cls in enumerate(classes) if cls.__name__ in ("FSDPModule", "DDP")]
+    return classes[own[-1] + 1 if own else 0].__name__
 
 
 def not_wrapped(kind: str) -> str:

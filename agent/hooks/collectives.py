@@ -8,7 +8,7 @@ FSDP, DeepSpeed and pipelines do pass; they have many waits in a step, which are
 from __future__ import annotations
 
 import sys
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -104,7 +104,7 @@ class CollectiveHooks:
         self._phase_before = 0
         self._sites: dict[tuple[Any, int, str, str], Site] = {}
         self._patches: list[Patch] = []
-        self._launches = False
+        self._launches = self._fsdp = False
         if not distributed.is_available():
             return
         c10d: Any = torch._C._distributed_c10d
@@ -128,6 +128,9 @@ class CollectiveHooks:
 
     def watch_fsdp(self) -> None:
         """Wrap FSDP2's own waits as well: on a GPU it waits for events of its streams, and for no Work."""
+        if self._fsdp:
+            return
+        self._fsdp = True
         groups: Any = next((sys.modules[name] for name in FSDP_MODULES if name in sys.modules), None)
         group = getattr(groups, "FSDPParamGroup", None)
         for name, op in FSDP_WAITS.items():
@@ -195,7 +198,7 @@ class CollectiveHooks:
         outer: FrameType | None = frame
         while outer is not None and (file := outer.f_code.co_filename).startswith((_TORCH, _OWN)):
             if not framework and file.startswith(_DISTRIBUTED) and file not in _NAMELESS:
-                framework = next((name for directory, name in _FRAMEWORKS if file.startswith(directory)), "")
+                framework = _framework(file)
                 if not framework or op == WAIT:
                     op = outer.f_code.co_name
             outer = outer.f_back
@@ -208,6 +211,12 @@ class CollectiveHooks:
                 self._sites.clear()
             site = self._sites[key] = _new_site(op, framework, outer)
         return site
+
+
+@cache
+def _framework(file: str) -> str:
+    """Framework that a file of torch.distributed belongs to, or empty."""
+    return next((name for directory, name in _FRAMEWORKS if file.startswith(directory)), "")
 
 
 def _new_site(op: str, framework: str, frame: FrameType) -> Site:

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch.distributed._composable.replicate import replicate
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
@@ -86,6 +87,8 @@ def wrapped(model, kind, world_size):
         shard(model, kind, world_size)
     elif kind == "fsdp1":
         return FullyShardedDataParallel(model, device_id=torch.device("cpu"), use_orig_params=True)
+    elif kind == "replicate":
+        return replicate(model)
     elif kind == "deepspeed":
         return deepspeed_engine(model)
     elif kind == "other-ddp":
@@ -136,7 +139,7 @@ def pipeline(model, rank, world_size):
     [
         ("fsdp2", False, 2), ("fsdp2", True, 2), ("fsdp1", False, 2), ("fsdp1", True, 2), ("tensor-parallel", False, 2),
         ("fsdp2-tp", False, 4), ("deepspeed", False, 2), ("deepspeed", True, 2), ("other-ddp", False, 2),
-        ("pipeline", False, 2),
+        ("replicate", False, 2), ("pipeline", False, 2),
     ],
 )  # fmt: skip
 def test_another_wrapper_is_recognized_and_nothing_false_is_said_about_it(pool, kind, early, world_size):
