@@ -52,7 +52,7 @@ def install(
     itself is printed in one line on stderr, and an agent that does nothing is returned.
 
     Args:
-        model: A DistributedDataParallel module, a module that contains some, or a plain one.
+        model: A DistributedDataParallel module, a module that contains some, a sharded one, or a plain one.
         optimizer: The optimizer whose step ends a training step, if there are several; otherwise it is found.
         run_name: Name in `ddpwatch runs`; by default `DDPWATCH_RUN_NAME`, or the script's file name.
         comm: `"buckets"` times each gradient bucket with a communication hook; `"timing"` has NCCL time its

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from torch.nn.parallel import DistributedDataParallel
 
 from ddpwatch import rundir
+from ddpwatch.agent.clock import BACKWARD, SYNC
 from ddpwatch.agent.cuda_clock import CudaClock, gpu_of
 from ddpwatch.agent.exit_reason import failure
 from ddpwatch.agent.fail_open import Switch, guarded
@@ -22,7 +23,18 @@ from ddpwatch.agent.hooks.comm import BucketTimer
 from ddpwatch.agent.hooks.dataloader import LoaderHooks
 from ddpwatch.agent.hooks.forward import ForwardHooks
 from ddpwatch.agent.hooks.optimizer import OptimizerHooks
-from ddpwatch.agent.model_info import HOST_CLOCK, describe, not_wrapped, remarks, replicas_of
+from ddpwatch.agent.model_info import (
+    HOST_CLOCK,
+    SAME_SAMPLES,
+    WAITS_IN_PYTHON,
+    WHOLE_PARAMETERS,
+    describe,
+    kind_of,
+    kind_of_callers,
+    not_wrapped,
+    remarks,
+    replicas_of,
+)
 from ddpwatch.agent.parameter_checksum import Checksums
 from ddpwatch.agent.publisher import Publisher
 from ddpwatch.agent.registration import identify, script_name
@@ -70,7 +82,8 @@ class Agent:
         self._wants_buckets = False
         self._wants_timing = False
         self._only_host = only_host
-        self._noted_host_clock = False
+        self._noted: set[str] = set()
+        """Kinds of notes on models that were sent."""
         comm_hooks.timer = self._timer
 
     @property
@@ -145,10 +158,8 @@ class Agent:
         self._forward.watch(model)
         self._publisher.telemetry.watch(model)
         if not self._description:
-            self._description = describe(model, kind, "passive", self._recorder.clock.name)
-        for note_kind, text in remarks(model, kind, self._recorder.clock.name):
-            self._noted_host_clock |= text == HOST_CLOCK
-            self._recorder.note(note_kind, text)
+            self._describe(model, kind)
+        self._adapt(model, kind, self._recorder.clock.name)
 
     def start(self) -> None:
         """Begin to publish."""
@@ -206,15 +217,43 @@ class Agent:
         """Finish the set-up of a model; only now is it known whether it is wrapped in DDP and has a hook."""
         self._publisher.telemetry.watch(model)  # it may have moved to a GPU meanwhile
         self._choose_clock()
-        if isinstance(model, DistributedDataParallel):
-            if self._roots[0]() is model.module:
-                self._description = describe(model, "ddp", self._description["comm"], self._description["clock"])
-            if replicas_of(model) != self._description["replicas"]:
-                self._checksums.leave_out(model.module)
-            self._set_up_buckets(model)
-            self._set_up_timing(model)
-        elif text := not_wrapped(model):
+        kind = kind_of(model)
+        if kind == "plain":
+            kind = kind_of_callers() or kind
+        ddp = model if isinstance(model, DistributedDataParallel) else None
+        # It may have been wrapped or sharded since `install`.
+        if kind != self._description["kind"] and self._roots[0]() is (model if ddp is None else ddp.module):
+            self._describe(model, kind)
+        self._adapt(model, kind)
+        if ddp is not None:
+            if replicas_of(ddp) != self._description["replicas"]:
+                self._checksums.leave_out(ddp.module)
+            self._set_up_buckets(ddp)
+            self._set_up_timing(ddp)
+        elif kind.startswith("fsdp2") and "cuda" in (self._description["clock"], self._recorder.clock.name):
+            self._collectives.watch_fsdp()
+        elif text := not_wrapped(kind):
             self._recorder.note("not-wrapped", text)
+
+    def _describe(self, model: nn.Module, kind: str) -> None:
+        before = self._description
+        comm, clock = before.get("comm", "passive"), before.get("clock", self._recorder.clock.name)
+        self._description = describe(model, kind, comm, clock)
+        self._backward.last_phase = BACKWARD if kind in WAITS_IN_PYTHON else SYNC
+
+    def _adapt(self, model: nn.Module, kind: str, clock: str = "") -> None:
+        """Leave out what cannot be measured in this kind of training, and send the notes on it."""
+        if kind in SAME_SAMPLES:
+            self._recorder.counts_samples = False
+        if kind not in WHOLE_PARAMETERS:
+            self._recorder.checksums = None
+        self._note_once(remarks(model, kind, clock))
+
+    def _note_once(self, notes: list[tuple[str, str]]) -> None:
+        for kind, text in notes:
+            if kind not in self._noted:
+                self._noted.add(kind)
+                self._recorder.note(kind, text)
 
     def _choose_clock(self) -> None:
         """Change to the CUDA clock if the model has moved to a GPU: the host cannot see when its work runs."""
@@ -226,9 +265,8 @@ class Agent:
             self._recorder.successor = partial(CudaClock, device)
             self._collectives.watch_launches()
             self._description = {**self._description, "clock": CudaClock.name}
-        elif not self._noted_host_clock:
-            self._noted_host_clock = True
-            self._recorder.note("host-clock", HOST_CLOCK)
+        else:
+            self._note_once([("host-clock", HOST_CLOCK)])
 
     def _set_up_buckets(self, ddp: DistributedDataParallel) -> None:
         found = self._comm_hooks.kind(ddp)

@@ -114,6 +114,8 @@ class Recorder:
         """Python's id of the training thread."""
         self.thread_id = get_native_id()
         """The kernel's id of the training thread."""
+        self.counts_samples = True
+        """Whether the samples of this rank are its own, so that they add up to the batch of the job."""
         self.want_buckets = False
         """Whether a viewer subscribes to buckets; set by the agent's thread."""
         self._values: dict[str, float] = {}
@@ -176,17 +178,18 @@ class Recorder:
             self._update_samples = self._pass_samples
         self._pass_samples = 0
 
-    def add_sync_point(self, site: Site, phase: int) -> None:
-        """Count a sync point outside DDP that the training thread has left, and the phase that it interrupted."""
+    def add_sync_point(self, site: Site, phase: int) -> int:
+        """Count a sync point outside DDP of the training thread, which interrupts `phase`; returns its number."""
         number = self.sync_points
-        self.sync_points = number + 1
+        if site.merges and (site, phase) in self._path:
+            return self._path.index((site, phase))
+        self.sync_points += 1
         if number < MAX_POINTS:
             self._path.append((site, phase))
-        else:
-            number = MAX_POINTS
         if not site.splits:
-            self._unsplit |= 1 << number
+            self._unsplit |= 1 << min(number, MAX_POINTS)
         self._path_checksum = zlib.crc32(site.code, self._path_checksum)
+        return number
 
     def _sync_path(self) -> int:
         """Identify the sync points of this step, of which there is at least one, and describe them when they are passed
@@ -226,7 +229,7 @@ class Recorder:
             self.clock.cut(self.clock.phase if then is None else then),
             (
                 # A loader counts each sample once; a GAN's discriminator sees the same batch three times.
-                self.loader_samples or self._update_samples or self._forward_samples,
+                (self.loader_samples or self._update_samples or self._forward_samples) if self.counts_samples else 0,
                 self.forward_batch or self.loader_batch,
                 self.backwards,
                 self.flags | SKIPPED if skipped else self.flags,

@@ -44,6 +44,8 @@ class BackwardHooks:
         self._recorder = recorder
         self._timer = timer
         self._under_way = False
+        self.last_phase = SYNC
+        """Phase of what the engine's callbacks do after local computation: DDP waits there; FSDP does not."""
         self._nested = False
         """Whether the callbacks of a nested backward pass are queued."""
         self._patch = Patch(torch.autograd, "backward", self._around_backward)
@@ -112,7 +114,7 @@ class BackwardHooks:
 
     @guarded
     def _nested_computed(self) -> None:
-        self._recorder.clock.switch(SYNC)
+        self._recorder.clock.switch(self.last_phase)
         Variable._execution_engine.queue_callback(self._nested_finished)
 
     @guarded
@@ -135,7 +137,7 @@ class BackwardHooks:
     # stream wait for: the gap is exposed communication.
     @guarded
     def _computed(self) -> None:
-        self._recorder.clock.switch(SYNC)
+        self._recorder.clock.switch(self.last_phase)
         Variable._execution_engine.queue_callback(self._finished)
 
     @guarded

@@ -2,11 +2,13 @@
 
 Scripts average losses and metrics, gather embeddings, call barriers. All of these end in `Work.wait` of torch's
 bindings, whichever way the script imported the function, and DDP's own reducer waits in C++ and does not pass here.
+FSDP, DeepSpeed and pipelines do pass; they have many waits in a step, which are sync points by what they wait for.
 """
 
 from __future__ import annotations
 
 import sys
+from functools import cache, partial
 from pathlib import Path
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -38,6 +40,15 @@ ROOTED: Final = frozenset(
     }
 )  # fmt: skip
 """Operations that a rank may leave before others have joined: their least wait is not the network's time."""
+WAIT: Final = "wait"
+"""Operation of a wait for work that was started before."""
+FSDP_MODULES: Final = (
+    "torch.distributed.fsdp._fully_shard._fsdp_param_group",  # from 2.6 on
+    "torch.distributed._composable.fsdp._fsdp_param_group",
+)
+"""Where FSDP2's parameter groups are. Without one, its waits on a GPU count as forward and backward."""
+FSDP_WAITS: Final = {"wait_for_unshard": "all_gather", "finalize_backward": "reduce_scatter"}
+"""Methods of FSDP2's parameter groups that make the current stream wait, and what for."""
 LAUNCHES: Final = (
     "allreduce", "allreduce_coalesced", "allgather", "_allgather_base", "allgather_into_tensor_coalesced", "broadcast",
     "reduce", "reduce_scatter", "_reduce_scatter_base", "reduce_scatter_tensor_coalesced", "gather", "scatter",
@@ -48,6 +59,17 @@ _TORCH: Final = f"{Path(torch.__file__).parent}/"
 _DISTRIBUTED: Final = f"{_TORCH}distributed/"
 _NAMELESS: Final = (f"{_DISTRIBUTED}c10d_logger.py", f"{_DISTRIBUTED}_functional_collectives.py")
 """Files whose functions are not operations that a script calls."""
+_FSDP: Final = (f"{_DISTRIBUTED}fsdp/", f"{_DISTRIBUTED}_composable/fsdp/")
+_FRAMEWORKS: Final = (
+    *((directory, "FSDP") for directory in _FSDP),
+    (f"{_DISTRIBUTED}_composable/", "replicate"),
+    (f"{_DISTRIBUTED}pipelining/", "pipeline"),
+    (f"{_DISTRIBUTED}tensor/", "DTensor"),
+)
+"""Directories of torch that call collectives on their own, and the name shown in place of a line of the script."""
+_DEEPSPEED: Final = "/deepspeed/runtime/"
+_READABLE: Final = (("all_gather", "parameter all-gather"), ("reduce_scatter", "gradient reduce-scatter"))
+"""Part of an operation's name, and what FSDP uses it for."""
 _OWN: Final = f"{Path(__file__).parents[1]}/"
 _PACKAGES: Final = ("/site-packages/", "/dist-packages/")
 
@@ -58,11 +80,13 @@ class Site(NamedTuple):
     op: str
     """Outermost function of torch.distributed, such as `all_gather_object`; `wait` for work that was started before."""
     place: str
-    """File and line, such as `train.py:88`."""
+    """File and line, such as `train.py:88`; or the framework that calls it, such as `FSDP`."""
     code: bytes
     """The operation as bytes, for the checksum by which ranks are matched."""
     splits: bool
     """Whether all ranks leave together, so that the least wait is the network's time."""
+    merges: bool = False
+    """Whether all its calls in one phase of a step are one sync point: those of a framework, which are many."""
 
 
 class CollectiveHooks:
@@ -78,11 +102,12 @@ class CollectiveHooks:
         self._forward = forward
         self._inside = False
         self._phase_before = 0
-        self._sites: dict[tuple[Any, int], Site] = {}
-        self._library_files: dict[str, bool] = {}
-        """Files of torch and ddpwatch, and whether functions in them name the operation."""
+        self._sites: dict[tuple[Any, int, str, str], Site] = {}
+        self._library_files: dict[str, str | None] = {}
+        """Files of torch and ddpwatch, and whose functions they hold: an operation's (empty), a framework's, or neither
+        (None)."""
         self._patches: list[Patch] = []
-        self._launches = False
+        self._launches = self._fsdp = False
         if not distributed.is_available():
             return
         c10d: Any = torch._C._distributed_c10d
@@ -104,25 +129,37 @@ class CollectiveHooks:
         group: Any = torch._C._distributed_c10d.ProcessGroup
         self._patches += [Patch(group, name, self._around_launch) for name in LAUNCHES if hasattr(group, name)]
 
+    def watch_fsdp(self) -> None:
+        """Wrap FSDP2's own waits as well: on a GPU it waits for events of its streams, and for no Work."""
+        if self._fsdp:
+            return
+        self._fsdp = True
+        groups: Any = next((sys.modules[name] for name in FSDP_MODULES if name in sys.modules), None)
+        group = getattr(groups, "FSDPParamGroup", None)
+        for name, op in FSDP_WAITS.items():
+            if hasattr(group, name):
+                self._patches.append(Patch(group, name, partial(self._around, op=op)))
+
     def remove(self) -> None:
         """Remove every wrapper."""
         for patch in self._patches:
             patch.undo()
 
-    def _around(self, original: Callable[..., Any]) -> Callable[..., Any]:
+    def _around(self, original: Callable[..., Any], op: str = WAIT) -> Callable[..., Any]:
         def wait(*args: Any, **kwargs: Any) -> Any:
-            if is_compiling() or not self._entered():
+            if is_compiling() or not self._entered(sys._getframe(1), op):
                 return original(*args, **kwargs)
             try:
                 return original(*args, **kwargs)
             finally:
-                self._left(sys._getframe(1))
+                self._left(None)
 
         return wait
 
     def _around_launch(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def launch(*args: Any, **kwargs: Any) -> Any:
-            if is_compiling() or not self._entered():
+            # FSDP starts its collectives on streams of their own, which overlap computation.
+            if is_compiling() or _is_of_fsdp(sys._getframe(1)) or not self._entered(None):
                 return original(*args, **kwargs)
             work = None
             try:
@@ -135,7 +172,8 @@ class CollectiveHooks:
         return launch
 
     @guarded
-    def _entered(self) -> bool:
+    def _entered(self, caller: FrameType | None, op: str = WAIT) -> bool:
+        """Begin a sync point. Without a caller it is known only at its end whether it is one."""
         recorder = self._recorder
         phase = recorder.clock.phase
         if self._inside or phase == SYNC or phase >= PRESYNC:
@@ -146,7 +184,8 @@ class CollectiveHooks:
             return False
         self._inside = True
         self._phase_before = phase
-        recorder.clock.switch(SYNC_POINTS + min(recorder.sync_points, MAX_POINTS))
+        number = recorder.sync_points if caller is None else recorder.add_sync_point(self._site(caller, op), phase)
+        recorder.clock.switch(SYNC_POINTS + min(number, MAX_POINTS))
         return True
 
     @guarded
@@ -156,36 +195,67 @@ class CollectiveHooks:
         if caller is not None:
             self._recorder.add_sync_point(self._site(caller), self._phase_before)
 
-    def _site(self, frame: FrameType) -> Site:
-        """Where the script called the collective that `frame` waits for."""
-        op = "wait"
+    def _site(self, frame: FrameType, op: str = WAIT) -> Site:
+        """Where the script, or a framework, called the collective that `frame` waits for."""
+        framework = ""
         outer: FrameType | None = frame
         while outer is not None:
             code = outer.f_code
-            names_op = self._library_files.get(code.co_filename)
-            if names_op is None:
+            try:
+                named = self._library_files[code.co_filename]
+            except KeyError:
                 file = code.co_filename
                 if not file.startswith((_TORCH, _OWN)):
                     break
-                names_op = self._library_files[file] = file.startswith(_DISTRIBUTED) and file not in _NAMELESS
-            if names_op:
-                op = code.co_name
+                names_op = file.startswith(_DISTRIBUTED) and file not in _NAMELESS
+                named = self._library_files[file] = _framework(file) if names_op else None
+            if named is not None and not framework:
+                framework = named
+                if not framework or op == WAIT:
+                    op = code.co_name
             outer = outer.f_back
         if outer is None:
             outer = frame
-        key = outer.f_code, outer.f_lasti
+        key = outer.f_code, outer.f_lasti, op, framework
         site = self._sites.get(key)
-        if site is None or site.op != op:
+        if site is None:
             if len(self._sites) >= MAX_SITES:
                 self._sites.clear()
-            site = self._sites[key] = Site(op, _place(outer), op.encode(), op not in ROOTED)
+            site = self._sites[key] = _new_site(op, framework, outer)
         return site
 
 
+@cache
+def _framework(file: str) -> str:
+    """Framework that a file of torch.distributed belongs to, or empty."""
+    return next((name for directory, name in _FRAMEWORKS if file.startswith(directory)), "")
+
+
+def _new_site(op: str, framework: str, frame: FrameType) -> Site:
+    place = framework or _place(frame)
+    splits = op not in ROOTED and framework != "pipeline"
+    if framework == "FSDP":
+        op = next((name for part, name in _READABLE if part in op), op)
+    return Site(op, place, op.encode(), splits, merges=":" not in place)
+
+
+def _is_of_fsdp(frame: FrameType | None) -> bool:
+    """Whether FSDP calls torch.distributed here."""
+    while frame is not None and (file := frame.f_code.co_filename).startswith(_DISTRIBUTED):
+        if file.startswith(_FSDP):
+            return True
+        frame = frame.f_back
+    return False
+
+
 def _place(frame: FrameType) -> str:
-    """File and line of the script; of an installed package if no frame is the script's."""
+    """File and line of the script, of an installed package if no frame is the script's; or `DeepSpeed`."""
     found, candidate, depth = frame, frame.f_back, 0
+    if _DEEPSPEED in frame.f_code.co_filename:
+        return "DeepSpeed"
     while any(part in found.f_code.co_filename for part in _PACKAGES) and candidate is not None and depth < MAX_DEPTH:
+        if _DEEPSPEED in candidate.f_code.co_filename:
+            return "DeepSpeed"
         if not any(part in candidate.f_code.co_filename for part in _PACKAGES):
             found = candidate
             break

@@ -1,7 +1,8 @@
 """Optimizer hooks: stamp the optimizer phase, and end the step.
 
-A GAN steps two optimizers in one iteration, and a sharded optimizer steps another inside its own step; still each
-iteration is one step. So one optimizer leads, and only the end of its step ends ours.
+A GAN steps two optimizers in one iteration, a sharded optimizer steps another inside its own step, and DeepSpeed steps
+one optimizer several times, each time with another part of the parameters; still each iteration is one step. So one
+optimizer leads, and only the end of its step with the same part of the parameters ends ours.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ class OptimizerHooks:
     """Follows every `optimizer.step()` of the process through torch's global hooks, and `GradScaler.step`.
 
     The leader is the optimizer passed to `install`, else the first one seen that holds parameters of a watched model,
-    else the first one seen. Another takes over when it has stepped twice and the leader has not.
+    else the first one seen. Another takes over when it has stepped twice and the leader has not; likewise another part
+    of the leader's parameters.
     """
 
     def __init__(self, recorder: Recorder, models: list[weakref.ref[nn.Module]]) -> None:
@@ -40,8 +42,10 @@ class OptimizerHooks:
         self._named = False
         self._leader: weakref.ref[Optimizer] | None = None
         self._leader_owns = False
-        self._rivals: set[int] = set()
-        """Optimizers that have stepped since the leader did."""
+        self._leader_part = 0
+        """First parameter of the leader in the step that leads, by id; 0 = it has not stepped yet."""
+        self._rivals: set[tuple[int, int]] = set()
+        """Optimizers that have stepped since the leader did, each with its first parameter, by id."""
         # By id: a step that raised stays open, and must not keep an optimizer and its parameters alive.
         self._open: int | None = None
         self._nested: set[int] = set()
@@ -101,24 +105,32 @@ class OptimizerHooks:
 
     def _leads(self, optimizer: Optimizer) -> bool:
         leader = self._leader() if self._leader is not None else None
+        part = _first_parameter(optimizer)
+        this = id(optimizer), part
+        rival = this in self._rivals
         if leader is optimizer:
+            # After a backward pass it is another iteration, whichever parameters it updates.
+            if self._leader_part not in (0, part) and not rival and not self._recorder.backwards:
+                self._rivals.add(this)
+                return False
+            self._leader_part = part
             self._rivals.clear()
             return True
-        rival = id(optimizer) in self._rivals
         if leader is not None:
             if self._named:
                 return False
             if self._leader_owns and not rival:
-                self._rivals.add(id(optimizer))
+                self._rivals.add(this)
                 return False
         owns = self._owns(optimizer)
         overtaken = rival and (owns or not self._leader_owns)
         if leader is None or overtaken or (owns and not self._leader_owns):
             self._leader = weakref.ref(optimizer)
             self._leader_owns = owns
+            self._leader_part = part
             self._rivals.clear()
             return True
-        self._rivals.add(id(optimizer))
+        self._rivals.add(this)
         return False
 
     def _owns(self, optimizer: Optimizer) -> bool:
@@ -149,3 +161,8 @@ class OptimizerHooks:
         else:
             self._recorder.clock.switch(then)
             self._recorder.updated()
+
+
+def _first_parameter(optimizer: Optimizer) -> int:
+    """The id of the first parameter that the optimizer holds at the moment; 0 = none."""
+    return next((id(group["params"][0]) for group in optimizer.param_groups if group["params"]), 0)

@@ -69,9 +69,18 @@ class Check:
     text: str
 
 
+WRAPPERS: Final = Check(
+    "models",
+    "ok",
+    "measured: DDP, and FSDP by the waits in its collectives; recognized: DeepSpeed, tensor and pipeline parallel, "
+    "DataParallel, no wrapper",
+)
+"""What is measured, by how a model is wrapped."""
+
+
 def check_all() -> list[Check]:
     """Run all checks, in the order in which they are shown."""
-    return [*_versions(), _curve(), _open_files(), _torch(), *_nvidia(), *_run_directory()]
+    return [*_versions(), _curve(), _open_files(), _torch(), WRAPPERS, *_nvidia(), *_run_directory()]
 
 
 def checkup_lines(checks: Sequence[Check], columns: int) -> list[Line]:

@@ -10,6 +10,7 @@ from textual.css.scalar import Scalar
 from textual.geometry import Size, clamp
 from textual.widget import Widget
 
+from ddpwatch.core.model_kinds import sync_name
 from ddpwatch.tui.rank_table import HEADING_ROWS, RankTable
 from ddpwatch.tui.widgets import Canvas, Painted, cursor_keys
 from ddpwatch.view import overview
@@ -159,6 +160,8 @@ class Overview(Pane):
         self.query_one("#figures").display = not large
         self.query_one("#cards").display = large
         self.query_one("#card-devices").border_title = overview.device_title(run_view)
+        self.query_one("#card-all-reduce").border_title = sync_name(run_view.state)
+        self.query_one("#shares").border_title = f"{sync_name(run_view.state)} share"
         self.query_one("#urgent").display = not large
         self.query_one("#below").display = large
         table = self.query_one(RankTable)
@@ -242,6 +245,7 @@ class AllReduce(Pane):
         """The buckets take half; without any, only the rows of the text that says so. Sync points take their rows, up
         to a third.
         """
+        self.query_one("#share").border_title = f"{sync_name(run_view.state)} share of the step"
         points = len(sync_point_lines(run_view, max(self.room.width - BOX_COLUMNS, 1), WHOLE))
         self.query_one("#sync-points").display = bool(points)
         set_height(self.query_one("#sync-points"), min(points + BOX_ROWS, self.room.height // 3))

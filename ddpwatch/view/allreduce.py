@@ -13,6 +13,7 @@ import numpy as np
 from ddpwatch.core import rule_names as rules
 from ddpwatch.core.metrics.live_metrics import backward_ns_of, timings_of
 from ddpwatch.core.metrics.sync_points import EVERY_STEP
+from ddpwatch.core.model_kinds import kind_name, sync_name
 from ddpwatch.core.units import UNPROVEN, count, ms, percent, plural, ranks_text, size, wire_and_waiting
 from ddpwatch.view.alerts.format import MARKS
 from ddpwatch.view.cells import Cell, Level, fit, pad
@@ -54,6 +55,10 @@ MIN_POINT_SHARE: Final = 0.01
 HOW: Final = (
     'Bucket timing is off. To turn it on: ddpwatch.agent.install(model, comm="buckets")',
     "It adds a communication hook to DDP: some microseconds per bucket. One registered by your script is timed anyway.",
+)
+NOT_DDP: Final = (
+    "{kind}: gradient buckets, their overlap and buffer broadcasts are parts of DDP and are not measured. What is "
+    "measured is the time in which a rank waits in a collective."
 )
 MIN_CHART_ROWS: Final = 3
 """Min. number of rows for the chart of the share."""
@@ -117,21 +122,21 @@ def share_lines(run_view: RunView, columns: int, rows: int) -> list[Line]:
 def _words(run_view: RunView, columns: int) -> list[Line]:
     figures = run_view.figures
     if run_view.state.world_size < 2:
-        return [[_label("all-reduce"), Cell("none: there is only one rank", Level.DIM)]]
+        return [[_label(sync_name(run_view.state)), Cell("none: there is only one rank", Level.DIM)]]
     if figures is None:
-        return [[_label("all-reduce"), Cell(f"unknown: {no_figures_reason(run_view.state)}", Level.WARN)]]
+        return [[_label(sync_name(run_view.state)), Cell(f"unknown: {no_figures_reason(run_view.state)}", Level.WARN)]]
     scaled: list[Line] = []
     if run_view.scaling:
         scaled = paragraph(scaling_sentence(run_view.scaling), columns, lead=[_label("scaling")])
         if doubt := scaling_doubt(run_view.scaling):
             scaled += paragraph(f"▲ {doubt}", columns, Level.WARN, lead=[_label("")])
-    return [_headline(run_view, figures), _rank_text(run_view, figures), _overlap(figures), *scaled]
+    return [_headline(run_view, figures), _rank_text(run_view, figures), _overlap(run_view, figures), *scaled]
 
 
 def _headline(run_view: RunView, figures: Figures) -> Line:
     mark = share_mark(run_view)
     line = [
-        _label("all-reduce"),
+        _label(sync_name(run_view.state)),
         Cell(percent(figures.share), Level.WARN if mark else Level.STRONG),
         Cell(" of the step"),
     ]
@@ -165,9 +170,11 @@ def _rank_text(run_view: RunView, figures: Figures) -> Line:
     return [_label("waiting for"), Cell(why, Level.DIM)]
 
 
-def _overlap(figures: Figures) -> Line:
+def _overlap(run_view: RunView, figures: Figures) -> Line:
     if figures.overlap is None:
-        return [_label("overlap"), Cell("unknown: bucket timing is off", Level.DIM)]
+        other = kind_name(run_view.state)
+        why = f"not measured: {other} has no DDP buckets" if other else "unknown: bucket timing is off"
+        return [_label("overlap"), Cell(why, Level.DIM)]
     line = [
         _label("overlap"),
         Cell(percent(figures.overlap), Level.STRONG),
@@ -282,6 +289,8 @@ def _without_buckets(run_view: RunView, rank: int | None) -> tuple[str, ...]:
     asked = states.values() if rank is None else filter(None, [states.get(rank)])
     if any(state.hello is not None and state.hello.comm in MEASURED for state in asked):
         return ("Bucket timing is on; times arrive with the next step.",)
+    if other := kind_name(run_view.state):
+        return (NOT_DDP.format(kind=other),)
     return HOW
 
 

@@ -34,8 +34,8 @@ GLOSSARY: Final[dict[str, dict[str, str]]] = {
             "26%): if it is large, a rank is slow, not the network."
         ),
         "sync point": (
-            "A place in a step where ranks wait for each other: DDP's own, and every collective that the script calls; "
-            "each is split into wire and waiting, and named by its line."
+            "A place in a step where ranks wait for each other: DDP's own, FSDP's, and every collective that the "
+            "script calls; each is split into wire and waiting, and named by its line."
         ),
         "overlap": (
             "Fraction of the gradient all-reduce that is hidden behind backward: at 100% it costs nothing; needs "

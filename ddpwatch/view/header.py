@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from ddpwatch.core.alerts.model import Severity
+from ddpwatch.core.model_kinds import kind_name
 from ddpwatch.core.state.sanitize import NOTE_CHARS, sanitize
 from ddpwatch.core.units import count, plural
 from ddpwatch.view.alerts.format import MARKS
@@ -31,7 +32,7 @@ def header_line(run_view: RunView, columns: int, marks: Sequence[Cell] = ()) -> 
     if step is not None:
         facts.append(f"step {count(step)}")
     facts.append(f"{plural(state.world_size, 'rank')} on {plural(totals.hosts, 'host')}")
-    facts.append(backend(state) or "backend unknown")
+    facts += [*filter(None, [kind_name(state)]), backend(state) or "backend unknown"]
     if totals.running_s is not None:
         facts.append(clock(totals.running_s))
     if figures and figures.effective_batch is not None:

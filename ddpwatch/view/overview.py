@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from ddpwatch.core import rule_names as rules
+from ddpwatch.core.model_kinds import sync_name
 from ddpwatch.core.units import UNPROVEN, count, duration_text, ms, percent, plural, wire_and_waiting
 from ddpwatch.view.alerts.format import MARKS
 from ddpwatch.view.allreduce import share_lately, share_mark
@@ -74,7 +75,7 @@ def allreduce_card(run_view: RunView, columns: int) -> list[Line]:
     """Card of the all-reduce share, split into wire and waiting."""
     figures = run_view.figures
     if run_view.state.world_size == 1:
-        return [[Cell("one rank: no all-reduce", Level.DIM)], [], []]
+        return [[Cell(f"one rank: no {sync_name(run_view.state)}", Level.DIM)], [], []]
     if figures is None:
         return [_unproven("no step yet"), [], []]
     if mark := share_mark(run_view):
@@ -174,7 +175,7 @@ def compact(run_view: RunView, columns: int) -> list[Line]:
     cards = (
         ("step", step_card),
         ("throughput", throughput_card),
-        ("all-reduce", allreduce_card),
+        (sync_name(run_view.state), allreduce_card),
         (device_title(run_view), device_card),
     )
     lines: list[Line] = []

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from ddpwatch.core import rule_names as rules
 from ddpwatch.core.alerts.model import Severity
 from ddpwatch.core.alerts.severity import most_urgent_first
+from ddpwatch.core.model_kinds import MODEL_PARALLEL, kind_name, kind_of_run, sync_name
 from ddpwatch.core.state.sanitize import NAME_CHARS, sanitize
 from ddpwatch.core.units import count, finite, ms, percent, plural, wire_and_waiting
 from ddpwatch.view.alerts.format import MARKS, alert_object, mark_of, message_of
@@ -193,6 +194,7 @@ def status_screen(run_view: RunView, columns: int, rows: int | None = None) -> l
 def _header(run_view: RunView, columns: int) -> Line:
     state, figures, totals = run_view.state, run_view.figures, run_view.totals
     facts = [
+        *filter(None, [kind_name(state)]),
         backend(state) or "backend unknown",
         f"{plural(state.world_size, 'rank')} on {plural(totals.hosts, 'host')}",
     ]
@@ -220,7 +222,7 @@ def _figure_lines(run_view: RunView, max_alerts: int, columns: int, scaling_colu
     step_time = [_label("step time"), Cell(f"{ms(figures.step_ns)} ms", Level.STRONG), Cell(basis, Level.DIM)]
     lines = [step_time, _throughput(state, figures)]
     if state.world_size > 1:
-        lines.append(_allreduce_line(figures, share_mark(run_view)))
+        lines.append(_allreduce_line(sync_name(state), figures, share_mark(run_view)))
     lines += [*_scaling(run_view.scaling, scaling_columns or columns), *alerts]
     if state.world_size > 1:
         lines.append(_slowest(run_view, figures))
@@ -230,6 +232,8 @@ def _figure_lines(run_view: RunView, max_alerts: int, columns: int, scaling_colu
 def _throughput(state: RunState, figures: Figures) -> Line:
     if figures.samples_per_s is None:
         why = "the batch size was not found" if figures.complete else "no data from some ranks"
+        if kind_of_run(state) in MODEL_PARALLEL:
+            why = "several ranks train on the same samples"
         return [_label("throughput"), Cell(f"unknown: {why}", Level.DIM)]
     line = [_label("throughput"), Cell(f"{count(figures.samples_per_s)} samples/s", Level.STRONG)]
     if state.world_size > 1:
@@ -237,8 +241,8 @@ def _throughput(state: RunState, figures: Figures) -> Line:
     return line
 
 
-def _allreduce_line(figures: Figures, mark: str) -> Line:
-    line = [_label("all-reduce"), Cell(percent(figures.share), Level.WARN if mark else Level.STRONG)]
+def _allreduce_line(name: str, figures: Figures, mark: str) -> Line:
+    line = [_label(name), Cell(percent(figures.share), Level.WARN if mark else Level.STRONG)]
     if figures.wire_share is None:
         line.append(Cell(" of the step; wire and waiting are unknown: no data from some ranks"))
     else:

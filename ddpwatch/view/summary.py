@@ -10,6 +10,7 @@ from ddpwatch.core.alerts.severity import most_urgent_first
 from ddpwatch.core.diagnosis.outcome import outcome_of
 from ddpwatch.core.limits import ScalingLimits, StragglerLimits, VerdictLimits
 from ddpwatch.core.metrics.scaling import waited_for
+from ddpwatch.core.model_kinds import sync_name
 from ddpwatch.core.state.sanitize import NAME_CHARS, NOTE_CHARS, sanitize
 from ddpwatch.core.units import UNPROVEN, count, duration_text, ms, percent, plural, wire_and_waiting
 from ddpwatch.recording.damage_report import damage_sentence
@@ -141,7 +142,7 @@ def _rates(
         split = "; wire and waiting are unknown: no data from some ranks"
         if wire_share is not None:
             split = " = wire {}% + waiting {}%".format(*wire_and_waiting(share, wire_share))
-        pairs.append(("all-reduce", f"{percent(share)} of the step{split}{f' · {mark}' if mark else ''}"))
+        pairs.append((sync_name(run_view.state), f"{percent(share)} of the step{split}{f' · {mark}' if mark else ''}"))
     return pairs
 
 

@@ -303,7 +303,7 @@ def _slowed_down(aggregate: RunAggregate, alerts: Sequence[Alert], limits: Limit
             found.append((wire, _network(share, wire)))
         elif not found and len(aggregate.ranks) > 1:
             how = "mostly waiting for different ranks in turn"
-            found.append((0.0, f"{percent(share)} of the time was exposed all-reduce, {how}."))
+            found.append((0.0, f"{percent(share)} of the time was exposed communication, {how}."))
     return [text for _, text in sorted(found, key=lambda each: -each[0])]
 
 
@@ -316,7 +316,7 @@ def _hung_sentence(hung: HungSteps, alerts: Sequence[Alert], aggregate: RunAggre
 def _network(share: float, wire: float) -> str:
     on_wire, waiting = wire_and_waiting(share, wire)
     parts = f"{on_wire}% wire and {waiting}% waiting for slower ranks"
-    return f"The network slowed the job down: {percent(share)} of the time was exposed all-reduce, {parts}."
+    return f"The network slowed the job down: {percent(share)} of the time was exposed communication, {parts}."
 
 
 def _everybody(slow: Sequence[Cost], alerts: Sequence[Alert], aggregate: RunAggregate) -> str:

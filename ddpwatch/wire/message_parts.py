@@ -86,12 +86,13 @@ class Step(Struct, array_like=True, frozen=True, gc=False):
 
 
 class SyncPoint(Struct, array_like=True, frozen=True, gc=False):
-    """A place in the script where the training thread waits in a collective."""
+    """A place in the script, or in a framework, where the training thread waits in a collective."""
 
     op: Name
-    """Function of torch.distributed."""
+    """Function of torch.distributed; of FSDP what it is for, such as `parameter all-gather`."""
     place: Name
-    """File and line of the script."""
+    """File and line of the script; or the framework that waits there: `FSDP`, `replicate`, `DTensor`, `pipeline` or
+    `DeepSpeed`."""
     phase: Annotated[int, Meta(ge=0, lt=len(PHASES))]
     """Phase of the step that it interrupts."""
 

@@ -155,7 +155,9 @@ class Hello(_Message, frozen=True, tag="hello"):
     device: Name = ""
     model: Name = ""
     kind: Name = ""
-    """`ddp`, `contains-ddp`, `dataparallel` or `plain`."""
+    """How the model is wrapped: `ddp`, `contains-ddp`, `fsdp2` (`fully_shard`), `fsdp1`, `replicate` (of
+    torch.distributed), `deepspeed`, `pipeline`, `tensor-parallel` (DTensors), `ddp-tp` and `fsdp2-tp` (both),
+    `other-ddp` (a class of that name from another package), `dataparallel`, or `plain`."""
     comm: Name = ""
     """How communication is measured: `passive`, `buckets`, `hook` (the user's, timed) or `timing` (by NCCL)."""
     clock: Name = "host"

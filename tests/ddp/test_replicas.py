@@ -10,7 +10,7 @@ import ddpwatch.agent
 from ddpwatch.core.detectors.drift import drift
 from ddpwatch.core.state.run import Place, RunState
 from tests.builders.synthetic_run import look
-from tests.builders.training import Net, make, snapshot, train_step
+from tests.builders.training import Net, bits, make, snapshot, train_step
 
 TARGET = torch.arange(16) % 4
 
@@ -114,3 +114,26 @@ def test_a_further_model_with_another_process_group_has_no_checksums(pool):
     for names, replicas in pool.run(two_models, 4):
         assert names == ["first.weight", "first.bias", "last.weight", "last.bias"]
         assert replicas == ""
+
+
+def optimizer_in_backward(rank, world_size, *, watched):
+    """Each parameter is updated by a hook as soon as its gradient is there, which is before DDP averages it."""
+    model, _ = make()
+    agent = ddpwatch.agent.install(model) if watched else None
+    for parameter in model.parameters():
+        own = torch.optim.SGD([parameter], lr=0.05)
+
+        def update(_parameter, own=own):
+            own.step()
+            own.zero_grad()
+
+        parameter.register_post_accumulate_grad_hook(update)
+    generator = torch.Generator().manual_seed(rank)
+    for _ in range(12):
+        torch.nn.functional.cross_entropy(model(torch.randn(16, 8, generator=generator)), TARGET).backward()
+    return snapshot(agent).checksums[0].crc if agent is not None else bits(model)
+
+
+def test_replicas_whose_optimizer_runs_in_a_hook_of_backward_do_differ_and_are_seen(pool):
+    assert len(set(pool.run(optimizer_in_backward, 2, watched=False))) == 2
+    assert len(set(pool.run(optimizer_in_backward, 2, watched=True))) == 2

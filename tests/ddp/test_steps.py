@@ -275,3 +275,56 @@ def test_an_optimizer_step_that_raises_does_not_confuse_those_that_follow(pool, 
         assert counts[0] == 1  # the failed step ends nothing
         assert counts[-1] - counts[-3] == 2
         assert min(step.other_ns for step in steps[-2:]) > 0.9 * NAP_S * 1e9  # the pause after a step
+
+
+def in_parts(rank, world_size, *, stage):
+    """One optimizer that is stepped part by part, as DeepSpeed's ZeRO stages do it."""
+    model, _ = make()
+    agent = ddpwatch.agent.install(model)
+    parameters = list(model.parameters())
+    optimizer = torch.optim.SGD([{"params": parameters[:2]}, {"params": parameters[2:]}], lr=0.01)
+    for _ in range(6):
+        loss_of(model).backward()
+        if stage == 2:
+            whole = optimizer.param_groups
+            for group in whole:
+                optimizer.param_groups = [group]
+                optimizer.step()
+            optimizer.param_groups = whole
+        else:
+            held = [(group, group["params"]) for group in optimizer.param_groups]
+            for group, _ in held:
+                group["params"] = []
+            for group, mine in held:
+                for parameter in mine:
+                    group["params"] = [parameter]
+                    optimizer.step()
+                group["params"] = []
+            for group, mine in held:
+                group["params"] = mine
+        optimizer.zero_grad()
+    return snapshot(agent).steps
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+def test_an_optimizer_that_is_stepped_part_by_part_ends_one_step_an_iteration(pool, stage):
+    for steps in pool.run(in_parts, 2, stage=stage):
+        assert [step.backwards for step in steps] == [1] * 6
+        assert all(step.optimizer_ns for step in steps)
+
+
+def block_by_block(rank, world_size):
+    """Another half of the parameters in every iteration."""
+    model, _ = make()
+    agent = ddpwatch.agent.install(model)
+    parameters = list(model.parameters())
+    optimizer = torch.optim.SGD(parameters[:2], lr=0.01)
+    for number in range(6):
+        loss_of(model).backward()
+        optimizer.param_groups[0]["params"] = parameters[2:] if number % 2 else parameters[:2]
+        optimizer.step()
+    return snapshot(agent).steps
+
+
+def test_an_optimizer_with_other_parameters_in_every_iteration_ends_a_step_each_time(pool):
+    assert [len(steps) for steps in pool.run(block_by_block, 2)] == [6, 6]

@@ -4,7 +4,6 @@ import contextlib
 import time
 from threading import Thread
 
-import msgspec
 import pytest
 import torch
 import torch.distributed as dist
@@ -12,38 +11,10 @@ from torch.distributed import _functional_collectives as functional
 
 import ddpwatch.agent
 from ddpwatch import wire
-from ddpwatch.core.detectors.straggler import straggler
-from ddpwatch.core.limits import DEFAULTS
 from ddpwatch.core.metrics.sync_points import GRADIENTS, SyncPointSums
-from tests.builders.synthetic_run import look, make_run
+from tests.builders.slow_segments import LIMITS, NAP_S, PHASES, SEGMENT, Naps, named_stragglers, state_of
+from tests.builders.synthetic_run import look
 from tests.builders.training import bits, make, snapshot, wait_for
-
-NAP_S = 0.025
-WORK_S = 0.006
-"""Own work of each rank in a step, so that the noise of a busy machine is small against it."""
-SEGMENT = 25
-"""Steps in which the slow rank is slow in one phase."""
-PHASES = ("data", "forward", "backward", "optimizer", "other")
-LIMITS = msgspec.structs.replace(
-    DEFAULTS,
-    judge=msgspec.structs.replace(DEFAULTS.judge, least_s=0.001, warmup_steps=2),
-    # Naps are three quarters of a step. On a busy machine a rank may be slower than the others by more than 5%.
-    straggler=msgspec.structs.replace(DEFAULTS.straggler, share=0.5),
-)
-
-
-class Batches(torch.utils.data.Dataset):
-    """Samples that take as long as `before` does."""
-
-    def __init__(self, count, before):
-        self.count, self.before = count, before
-
-    def __len__(self):
-        return self.count
-
-    def __getitem__(self, index):
-        self.before()
-        return torch.full((8, 8), float(index % 5)), torch.zeros(8, dtype=torch.long)
 
 
 class Script:
@@ -91,45 +62,21 @@ def slow_run(rank, world_size, *, kind, slow=1, watched=True, segments=(None, *P
     model, optimizer = make()
     agent = ddpwatch.agent.install(model) if watched else None
     script = Script(kind, world_size)
-    number = 0
-
-    def nap(phase):
-        if rank == slow and segments[number // SEGMENT] == phase:
-            time.sleep(NAP_S)
-
-    model.module.before_forward = lambda: (time.sleep(WORK_S), nap("forward"), script.in_forward())
-    model.module.before_backward = lambda: nap("backward")
-    optimizer.register_step_pre_hook(lambda *_: nap("optimizer"))
-    data = torch.utils.data.DataLoader(Batches(len(segments) * SEGMENT, lambda: nap("data")), batch_size=None)
-    for batch, target in data:
-        nap("other")
+    naps = Naps(segments, slow=rank == slow)
+    model.module.before_forward = lambda: (naps.nap("forward"), script.in_forward())
+    model.module.before_backward = lambda: naps.nap("backward")
+    optimizer.register_step_pre_hook(lambda *_: naps.nap("optimizer"))
+    for batch, target in naps.batches():
+        naps.nap("other")
         optimizer.zero_grad()
         script.loss(model(batch), target).backward()
         optimizer.step()
-        script.after_step(number)
-        number = min(number + 1, len(segments) * SEGMENT - 1)
+        script.after_step(naps.number)
+        naps.next_step()
     if agent is None:
         return bits(model)
     snap = snapshot(agent)
     return snap.steps, snap.sync_paths, bits(model)
-
-
-def state_of(answers, segment):
-    """The run as a viewer knows it at the end of a segment, of which only this one happened."""
-    first = segment * SEGMENT + 1
-    steps = {
-        rank: [
-            msgspec.structs.replace(step, index=step.index - first + 3)
-            for step in made
-            if first <= step.index < first + SEGMENT - 2
-        ]
-        for rank, (made, _, _) in enumerate(answers)
-    }
-    state = make_run(steps)
-    for rank, (_, paths, _) in enumerate(answers):
-        for seq, path in enumerate(paths, start=4):
-            state.apply(msgspec.structs.replace(path, rank=rank, seq=seq), 1)
-    return state
 
 
 @pytest.mark.parametrize("world_size", [2, 4])
@@ -137,10 +84,7 @@ def state_of(answers, segment):
 def test_the_slow_rank_is_named_with_its_phase_and_no_other(pool, kind, world_size):
     answers = pool.run(slow_run, world_size, kind=kind)
 
-    named = {}
-    for segment, phase in enumerate((None, *PHASES)):
-        findings = straggler(look(state_of(answers, segment), limits=LIMITS))
-        named[phase] = [(finding.ranks, finding.phase) for finding in findings if finding.proven and not finding.ended]
+    named = named_stragglers(answers, (None, *PHASES))
     assert named == {None: []} | {phase: [((1,), phase)] for phase in PHASES}
 
 

@@ -18,14 +18,14 @@ from ddpwatch.view.run_view import run_view
 from tests.builders.fake_rank import MS, make_snap, make_step
 
 
-def make_run_view(world=4, received=None, slow=2, buckets=None, at=None, comm="passive", **step):
+def make_run_view(world=4, received=None, slow=2, buckets=None, at=None, comm="passive", kind="ddp", **step):
     """Run of 60 steps in which the others wait 10 of 40 ms for the slow rank."""
     state = RunState("ab12cd34", "train", world, [Place(rank, "node-a", 100 + rank) for rank in range(world)])
     for rank in range(world if received is None else received):
         late = {"backward": 26} if rank == slow else {"sync": 12} if slow is not None else {}
         steps = [make_step(index, backwards=1, **late, **step) for index in range(60)]
         snap = make_snap(rank, seq=5, steps=steps)
-        hello = replace(snap.hello, comm=comm)
+        hello = replace(snap.hello, comm=comm, kind=kind)
         state.apply(replace(snap, hello=hello), now_ns=1)
     for rank, reported in (buckets or {}).items():
         state.apply(wire.Buckets(rank=rank, seq=5, step=59, buckets=reported), now_ns=1)
@@ -71,6 +71,14 @@ def test_where_a_rank_is_not_heard_nothing_is_guessed():
     assert lines[1] == "waiting for unknown: no data from some ranks"
     assert "▤ sync, not split" in lines[-1]
     assert "wire" not in lines[-1]
+
+
+def test_without_ddp_it_says_what_is_not_measured():
+    shown = make_run_view(kind="fsdp2")
+
+    assert share(shown)[0].startswith("collectives")
+    assert "overlap     not measured: FSDP2 has no DDP buckets" in share(shown)
+    assert buckets(shown)[0].startswith("FSDP2: gradient buckets, their overlap and buffer broadcasts are parts of DDP")
 
 
 def test_overlap_is_shown_if_buckets_are_timed():

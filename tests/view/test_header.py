@@ -7,10 +7,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddpwatch import wire
+from ddpwatch.core.metrics.timeline import Timeline
+from ddpwatch.core.monitor import Monitor
 from ddpwatch.tui.keys import TABS, keys_of
 from ddpwatch.view.cells import Level, columns_of, plain
 from ddpwatch.view.header import clock, header_line, key_line, tab_line
+from ddpwatch.view.run_view import run_view
+from ddpwatch.view.status import status_screen
 from tests.builders.fake_rank import make_hello
+from tests.builders.synthetic_run import make_run, train
 from tests.view.pages import HOSTILE, assert_fits, make_monitor, make_run_view, run_views
 
 anywhere = st.integers(1, 250)
@@ -22,6 +27,15 @@ def test_the_header_names_the_run_and_its_facts_and_counts_alerts():
     assert text.startswith(" ddpwatch  train · step 120")
     assert "step 120 · 4 ranks on 1 host" in text
     assert "● LIVE  ▲ 2" in text or "● LIVE  ▲ 1" in text
+
+
+@pytest.mark.parametrize(("kind", "named"), [("fsdp2", "FSDP2 · "), ("plain", "no wrapper · "), ("ddp", "")])
+def test_training_other_than_ddp_is_named(kind, named):
+    state = make_run({rank: train() for rank in range(2)}, kind=kind)
+    shown = run_view(Monitor(state), Timeline())
+
+    assert f"2 ranks on 1 host · {named}gloo" in plain(header_line(shown, 120))
+    assert f"train · {named}gloo · 2 ranks" in plain(status_screen(shown, 120)[0])
 
 
 def test_facts_give_way_from_the_right_and_the_state_never_does():

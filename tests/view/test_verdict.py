@@ -229,7 +229,7 @@ def test_if_ranks_are_late_in_turn_none_is_blamed():
     turns = [window([SLOW if rank == turn % 4 else FAST for rank in range(4)], 1 + 10 * turn, 10) for turn in range(8)]
     said = verdict(ended(), aggregate_of(*turns), [])
 
-    assert said.text.startswith("24% of the time was exposed all-reduce, mostly waiting")
+    assert said.text.startswith("24% of the time was exposed communication, mostly waiting")
 
 
 def taking_turns(fast=FAST, slow=SLOW, world=4):
@@ -252,7 +252,7 @@ def test_if_all_ranks_are_slow_at_times_none_in_particular_is_named():
 def test_the_wire_comes_first_where_it_cost_more_than_those_that_were_slow_at_times():
     said = verdict(ended(), *taking_turns((1, 8, 16, 62, 2, 1), (1, 8, 26, 52, 2, 1)))
 
-    assert said.text.startswith("The network slowed the job down: 66% of the time was exposed all-reduce, 58% wire and")
+    assert said.text.startswith("The network slowed the job down: 66% of the time was exposed communication, 58% wire")
     assert said.besides[0].startswith("No rank in particular was slow: all 4 ranks were slow at times, 11%")
 
 
@@ -284,7 +284,7 @@ def test_a_wire_that_takes_long_is_the_network():
     said = verdict(ended(), aggregate_of(window([FAST] * 4)), [])
 
     parts = "30% wire and 0% waiting for slower ranks"
-    assert said.text == f"The network slowed the job down: 30% of the time was exposed all-reduce, {parts}."
+    assert said.text == f"The network slowed the job down: 30% of the time was exposed communication, {parts}."
 
 
 def test_an_exception_comes_before_everything_else():

@@ -13,6 +13,7 @@ from ddpwatch.core.diagnosis.scheduler_noise import starvation
 from ddpwatch.core.metrics.hung_steps import without_hung_steps
 from ddpwatch.core.metrics.scaling import waited_for
 from ddpwatch.core.metrics.window import scaled_steps
+from ddpwatch.core.model_kinds import is_ddp, kind_of_run
 from ddpwatch.core.units import percent, plural, ranks_text, wire_and_waiting
 
 if TYPE_CHECKING:
@@ -31,8 +32,13 @@ _LESS_WIRE: Final = (
     "The all-reduce itself takes the time: try another bucket_cap_mb, gradient_as_bucket_view=True, gradient "
     "accumulation under no_sync(), a bf16 or fp16 compression hook"
 )
-WIRE_ADVICE: Final = f"{_LESS_WIRE}, and check which network the backend uses."
-ONE_HOST_ADVICE: Final = f"{_LESS_WIRE}; gloo runs it on the CPU and needs free cores."
+_LESS_FSDP: Final = (
+    "FSDP's collectives themselves take the time: try larger batches, gradient accumulation, a 2D mesh that shards "
+    "within a host (HSDP), a mixed precision policy with bf16"
+)
+_LESS_COLLECTIVES: Final = "The collectives themselves take the time: try larger batches, gradient accumulation"
+NETWORK: Final = ", and check which network the backend uses."
+ONE_HOST: Final = "; gloo runs it on the CPU and needs free cores."
 UNPROVEN_ADVICE: Final = (
     "Call install() on every rank to separate wire from waiting: the rank that the others wait for may be one that is "
     "not monitored."
@@ -59,7 +65,8 @@ def comm_share(context: DetectorContext) -> list[Finding]:
         return []
     opens = share > limits.share
     # Between the two thresholds the share alone does not explain the alert.
-    takes = f"exposed all-reduce takes {percent(share)} of the step"
+    what = "all-reduce takes" if is_ddp(context.state) else "communication takes"
+    takes = f"exposed {what} {percent(share)} of the step"
     takes += "" if opens else f", down from more than {percent(limits.share)}"
     if not window.complete:
         return [_without_split(window, share, takes, opens=opens)]
@@ -67,6 +74,12 @@ def comm_share(context: DetectorContext) -> list[Finding]:
     if wire <= limits.share and follows_inputs(window):
         return []
     return [_finding(context, window, share, wire, takes, opens=opens)]
+
+
+def _less_wire(context: DetectorContext, window: Window) -> str:
+    kind = kind_of_run(context.state)
+    advice = _LESS_WIRE if is_ddp(context.state) else _LESS_FSDP if kind.startswith("fsdp") else _LESS_COLLECTIVES
+    return advice + (ONE_HOST if window.one_host else NETWORK)
 
 
 def _finding(
@@ -80,11 +93,7 @@ def _finding(
         severity=Severity.WARNING,
         subject="job",
         message=f"{takes}: wire {shown_wire}%, waiting {shown_waiting}% · last {plural(len(window), 'step')}",
-        advice=_waiting_advice(context, window, wait)
-        if not on_wire
-        else ONE_HOST_ADVICE
-        if window.one_host
-        else WIRE_ADVICE,
+        advice=_less_wire(context, window) if on_wire else _waiting_advice(context, window, wait),
         cost=wire if on_wire else wait,
         evidence={
             "share_percent": round(share * 100, 2),

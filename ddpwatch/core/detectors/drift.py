@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 from ddpwatch.core import rule_names as rules
 from ddpwatch.core.alerts.model import Finding, Severity
+from ddpwatch.core.model_kinds import REPLICAS
 from ddpwatch.core.units import count, plural, ranks_text
 
 if TYPE_CHECKING:
@@ -14,8 +15,6 @@ if TYPE_CHECKING:
     from ddpwatch.core.state.run import RunState
 
 RULE: Final = rules.DRIFT
-OWN_MODELS: Final = frozenset({"plain", "dataparallel"})
-"""Kinds of training in which each process may have its own parameters."""
 ADVICE: Final = (
     "Look for code that changes parameters on one rank only: load_state_dict, in-place changes, weight averaging, "
     "other optimizer settings, skipped steps; or a faulty GPU. DDP averages gradients and never repairs parameters."
@@ -29,8 +28,9 @@ def drift(context: DetectorContext) -> list[Finding]:
     """The model replicas differ: the ranks train different models, and the result depends on which one is saved.
 
     Compares checksums that the ranks of the model's process group take of the same slice of the same parameter after
-    the same step; in DDP they must be equal bit by bit. The alert stays open until the same slice is equal again:
-    nothing in DDP repairs a difference.
+    the same step; in DDP they must be equal bit by bit. In other kinds of training ranks have parameters or shards of
+    their own, and none are compared. The alert stays open until the same slice is equal again: nothing in DDP repairs a
+    difference.
     """
     found = (_difference(group, checks, context) for group, checks in _by_group(context.state).items())
     return [finding for finding in found if finding is not None]
@@ -69,7 +69,7 @@ def _by_group(state: RunState) -> dict[str, dict[Key, dict[int, int]]]:
     """Checksums by slice and rank, of slices that at least two ranks report, for each group of ranks with replicas."""
     groups: dict[str, dict[Key, dict[int, int]]] = {}
     for rank in state.ranks.values():
-        if rank.hello is not None and rank.hello.kind in OWN_MODELS:
+        if rank.hello is not None and rank.hello.kind not in REPLICAS:
             continue
         checks = groups.setdefault(rank.hello.replicas if rank.hello is not None else "", {})
         for key, checksum in rank.checksums.items():

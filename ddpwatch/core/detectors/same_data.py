@@ -8,6 +8,7 @@ import numpy as np
 
 from ddpwatch.core import rule_names as rules
 from ddpwatch.core.alerts.model import Finding, Severity
+from ddpwatch.core.model_kinds import MODEL_PARALLEL, OWN_SAMPLES, kind_of_run
 from ddpwatch.core.units import plural, ranks_text
 
 if TYPE_CHECKING:
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
     from ddpwatch.wire import Loader
 
 RULE: Final = rules.SAME_DATA
-KINDS: Final = frozenset({"ddp", "contains-ddp"})
 WHOLE_DATASET: Final = frozenset({"RandomSampler", "SequentialSampler"})
 """Samplers of torch that iterate over the whole dataset on every rank."""
 BATCH_ADVICE: Final = (
@@ -44,7 +44,7 @@ def same_data(context: DetectorContext) -> list[Finding]:
 
 def _same_batches(context: DetectorContext) -> list[Finding]:
     window = context.window
-    if len(window.ranks) < 2:
+    if len(window.ranks) < 2 or kind_of_run(context.state) in MODEL_PARALLEL:
         return []
     prints = window.column("fingerprint")
     prints = prints[:, (prints != 0).all(axis=0)]
@@ -85,7 +85,7 @@ def _sampler(state: RunState) -> list[Finding]:
     found: dict[int, str] = {}
     for rank in state.ranks.values():
         loader = _newest(rank)
-        if loader is None or rank.hello is None or rank.hello.kind not in KINDS:
+        if loader is None or rank.hello is None or rank.hello.kind not in OWN_SAMPLES:
             continue
         if not loader.distributed and loader.replicas == 0 and loader.sampler in WHOLE_DATASET:
             found[rank.rank] = loader.sampler

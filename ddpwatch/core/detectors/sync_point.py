@@ -9,6 +9,7 @@ from ddpwatch.core.alerts.model import Finding, Severity
 from ddpwatch.core.metrics.hung_steps import without_hung_steps
 from ddpwatch.core.metrics.sync_points import EVERY_STEP, SyncPointSums
 from ddpwatch.core.metrics.window import scaled_steps
+from ddpwatch.core.model_kinds import MODEL_PARALLEL, kind_of_run
 from ddpwatch.core.units import ms_text, percent, plural
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ ADVICE: Final = (
     "Call it every 10 or 100 steps instead, or put several values into one tensor and reduce that once; with "
     "async_op=True and wait() after backward it overlaps with computation."
 )
-BARRIER_ADVICE: Final = "Remove the barrier from the loop: DDP synchronizes the ranks in every backward pass."
+BARRIER_ADVICE: Final = "Remove the barrier from the loop: the ranks synchronize in every backward pass anyway."
 
 
 def sync_point(context: DetectorContext) -> list[Finding]:
@@ -30,6 +31,8 @@ def sync_point(context: DetectorContext) -> list[Finding]:
     """
     limits = context.limits.sync_point
     window = context.window
+    if kind_of_run(context.state) in MODEL_PARALLEL:
+        return []  # a collective inside of the model has the same call sites as one of the script
     if not context.state.has_sync_points or window.world_size < 2 or not len(window) or not window.complete:
         return []
     steps = scaled_steps(limits.window_steps, context.limits.judge.least_s, window.median_step_ns)

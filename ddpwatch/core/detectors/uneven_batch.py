@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 RULE: Final = rules.UNEVEN_BATCH
 SAMPLES_ADVICE: Final = (
-    "DDP averages gradients over ranks, so samples of a smaller batch have more weight. Use drop_last=True and a "
+    "Gradients are averaged over ranks, so samples of a smaller batch have more weight. Use drop_last=True and a "
     "DistributedSampler, or pad short batches."
 )
 ENDED_ADVICE: Final = (

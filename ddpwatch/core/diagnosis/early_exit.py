@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 from ddpwatch.core.diagnosis.arrivals import SYNC
 from ddpwatch.core.diagnosis.exits import is_complaint, is_timeout
 from ddpwatch.core.limits import RankLostLimits, UnevenBatchLimits
+from ddpwatch.core.model_kinds import OWN_SAMPLES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
 BARRIER: Final = "barrier"
 EXIT: Final = "exit"
 ENDED: Final = frozenset({EXIT, "closed"})
-KINDS: Final = frozenset({"ddp", "contains-ddp"})
 END_OF_DATA: Final = "end of data"
 """Subject of all findings about them."""
 
@@ -119,7 +119,7 @@ def ended_in_order(rank: RankState) -> bool:
     """Whether a rank that trains with others has said goodbye in order; other ends are up to `rank-failed`."""
     if rank.bye is None or rank.hello is None:
         return False
-    return rank.bye.reason in ENDED and rank.hello.kind in KINDS and (rank.exit_code or 0) <= 0
+    return rank.bye.reason in ENDED and rank.hello.kind in OWN_SAMPLES and (rank.exit_code or 0) <= 0
 
 
 def reports_data_length(rank: RankState) -> bool:

@@ -39,7 +39,7 @@ class SyncPointFigures:
 
     op: str
     place: str
-    """Call site as `train.py:88`, or `DDP`; empty = several."""
+    """Call site as `train.py:88`, or what calls it: `DDP`, `FSDP` and the like; empty = several."""
     phase: str
     """The phase that it interrupts; empty = several, or DDP's own."""
     share: float
@@ -64,7 +64,7 @@ class SyncPointFigures:
     @property
     def of_script(self) -> bool:
         """Whether it is one call of the script."""
-        return bool(self.place) and self.place != DDP
+        return ":" in self.place
 
 
 class SyncPointSums:

@@ -9,6 +9,7 @@ import numpy as np
 from ddpwatch.core.limits import DEFAULTS
 from ddpwatch.core.metrics.aggregate import P99
 from ddpwatch.core.metrics.live_metrics import backward_ns_of, timings_of
+from ddpwatch.core.model_kinds import sync_name
 from ddpwatch.core.units import (
     UNPROVEN,
     count,
@@ -97,7 +98,7 @@ def key_figures(report: Report) -> Section:
         ("ranks × hosts", f"{count(state.world_size)} × {count(state.host_count)}", ""),
     ]
     if state.world_size > 1:
-        tiles.insert(5, ("all-reduce", UNPROVEN if share is None else percent(share), parts))
+        tiles.insert(5, (sync_name(state), UNPROVEN if share is None else percent(share), parts))
     if hang := report.outcome.hang:
         spent = machine_time(hang.seconds * state.world_size, "GPU" if report.utilization.gpus else "rank")
         for_ranks = f"for {ranks_text(hang.ranks)}, " if hang.ranks else ""
@@ -323,7 +324,7 @@ def sync_points(report: Report) -> Section:
         for point in report.aggregate.sync_points(report.state)
     ]  # fmt: skip
     note = (
-        "Where ranks wait for each other in a step: DDP itself, and the collectives that the script calls, by line. "
+        "Where ranks wait for each other in a step: in DDP or FSDP itself, and in collectives of the script, by line. "
         "The wire is the network's time; waiting is for slower ranks."
     )
     titles = ["sync point", "in", "ms", "of the time", "wire", "waiting", "of the steps"]

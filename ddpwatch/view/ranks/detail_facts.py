@@ -6,6 +6,7 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Final
 
 from ddpwatch.core.diagnosis.exits import why_no_heartbeat
+from ddpwatch.core.model_kinds import DDP
 from ddpwatch.core.state.run import ALIVE
 from ddpwatch.core.units import UNPROVEN, count, duration_text, percent, plural, size
 from ddpwatch.view.cells import Cell, Level
@@ -28,12 +29,22 @@ _MIN_STARVATION: Final = 0.01
 """Smallest CPU starvation that is shown, as a fraction of the time."""
 SETTINGS_SHOWN: Final = 12
 """Max. number of DDP settings shown."""
-KINDS: Final = {
+WRAPPERS: Final = {
     "ddp": "DistributedDataParallel",
     "contains-ddp": "contains a DistributedDataParallel",
+    "ddp-tp": "DistributedDataParallel, with parameters sharded as DTensors",
+    "fsdp2": "FSDP2 (fully_shard)",
+    "fsdp2-tp": "FSDP2 (fully_shard), with parameters sharded once more as DTensors",
+    "fsdp1": "FSDP1 (FullyShardedDataParallel)",
+    "replicate": "replicate of torch.distributed",
+    "deepspeed": "DeepSpeed engine",
+    "tensor-parallel": "tensor parallel: parameters sharded as DTensors",
+    "pipeline": "stage of a pipeline",
+    "other-ddp": "a DistributedDataParallel that is not torch's",
     "dataparallel": "DataParallel",
-    "plain": "not wrapped in DDP",
+    "plain": "no wrapper",
 }
+"""What wraps the model, by `Hello.kind`."""
 COMMS: Final = {
     "passive": "passive: no DDP communication hook",
     "buckets": "buckets: each bucket is timed",
@@ -149,11 +160,11 @@ def _set_up(hello: Hello | None) -> list[tuple[str, str]]:
     ]
     pairs = [
         ("model", model),
-        ("wrapped as", KINDS.get(hello.kind, hello.kind)),
+        ("wrapped as", WRAPPERS.get(hello.kind, hello.kind)),
         ("device", hello.device),
         ("local rank", str(hello.local_rank)),
         ("backend", hello.backend),
-        ("all-reduce", COMMS.get(hello.comm, hello.comm)),
+        ("all-reduce", COMMS.get(hello.comm, hello.comm) if hello.kind in DDP else ""),
         ("DDP", ", ".join(settings[:SETTINGS_SHOWN]) + (f", … {more} more" if more > 0 else "")),
         ("versions", ", ".join(filter(None, versions))),
         ("restarts", count(hello.attempt) if hello.attempt else ""),

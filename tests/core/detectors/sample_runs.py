@@ -90,6 +90,8 @@ def straggler_samples():
 def comm_share_samples():
     yield "wire, one host", look(run_of(sync=12))
     yield "wire, two hosts", look(run_of(sync=12, hosts=TWO_HOSTS))
+    for kind in ("fsdp2", "deepspeed"):
+        yield f"wire, {kind}", look(make_run({rank: train(sync=12) for rank in range(4)}, hosts=TWO_HOSTS, kind=kind))
     yield "waiting for one rank", look(late())
     parts = {"backward": 26}, {"sync": 12}
     turns = {r: [make_step(10 + i, **parts[i % 4 != r]) for i in range(48)] for r in range(4)}

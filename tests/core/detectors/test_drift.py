@@ -7,6 +7,7 @@ import pytest
 from ddpwatch import wire
 from ddpwatch.core.alerts.model import Severity
 from ddpwatch.core.detectors.drift import drift
+from ddpwatch.core.model_kinds import NAMES, REPLICAS
 from tests.builders.fake_rank import make_hello
 from tests.builders.synthetic_run import look, make_run, only, train
 
@@ -71,8 +72,9 @@ def test_several_parameters_that_differ_are_one_finding():
     assert only(drift(look(state))).message.endswith("in parameter fc.bias after step 199, and in 1 parameter before")
 
 
-def test_processes_that_train_models_of_their_own_may_differ():
-    assert drift(look(checked({9: [5, 6, 7, 8]}, kind="plain"))) == []
+@pytest.mark.parametrize("kind", sorted({*NAMES} - REPLICAS))
+def test_ranks_with_models_or_shards_of_their_own_may_differ(kind):
+    assert drift(look(checked({9: [5, 6, 7, 8]}, kind=kind))) == []
 
 
 def grouped(crcs, groups):

@@ -13,13 +13,13 @@ from tests.builders.fake_rank import make_step
 from tests.builders.synthetic_run import look, make_run, only, train
 
 
-def batches(print_of, world=4, count=50):
+def batches(print_of, world=4, count=50, **hello):
     """Ranks with a fingerprint in every 8th step."""
     run = {
         rank: [make_step(i, fingerprint=0 if i % 8 else print_of(rank, i)) for i in range(10, 10 + count)]
         for rank in range(world)
     }
-    return make_run(run)
+    return make_run(run, **hello)
 
 
 def own(rank, index):
@@ -159,6 +159,11 @@ def test_a_sampler_that_is_not_distributed_is_an_info():
 )
 def test_a_sampler_that_may_be_right_is_not_mentioned(state, changed):
     assert same_data(look(loaders(state, (0, 0, -1), **{**PLAIN_SAMPLER, **changed}))) == []
+
+
+def test_equal_batches_are_found_in_fsdp_and_are_right_in_a_model_parallel_group():
+    assert only(same_data(look(batches(lambda rank, index: index, kind="fsdp2")))).subject == "batches"
+    assert same_data(look(batches(lambda rank, index: index, kind="fsdp2-tp"))) == []
 
 
 def test_equal_batches_make_the_info_on_the_sampler_needless():

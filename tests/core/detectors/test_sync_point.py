@@ -29,6 +29,13 @@ def test_waiting_for_a_slow_rank_is_not_the_cost_of_the_metric():
     assert sync_point(look(with_sync_points(run, METRIC))) == []
 
 
+@pytest.mark.parametrize(("kind", "place"), [("tensor-parallel", "train.py:88"), ("fsdp2", "FSDP")])
+def test_collectives_of_the_model_itself_are_not_the_scripts(kind, place):
+    run = make_run({rank: train(sync=6, point1_ns=4 * MS, sync_path=PATH) for rank in range(4)}, kind=kind)
+
+    assert sync_point(look(with_sync_points(run, ("all_gather", place, "forward")))) == []
+
+
 def test_the_time_of_several_calls_at_one_line_adds_up():
     run = run_of(sync=6, point1_ns=2 * MS, point2_ns=2 * MS, sync_path=PATH)
     finding = only(sync_point(look(with_sync_points(run, METRIC, METRIC))))
