@@ -7,6 +7,7 @@ from typing import Final
 STRAGGLER: Final = "straggler"
 COMM_SHARE: Final = "comm-share"
 SYNC_POINT: Final = "sync-point"
+PAUSES: Final = "pauses"
 SLOW_LINK: Final = "slow-link"
 DATA_BOUND: Final = "data-bound"
 SLOWDOWN: Final = "slowdown"
