@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 MAX_COUNT: Final = 2**62
 """Upper limit of a `wire.Count`."""
+MAX_PERCENT: Final = 100_000
+"""Upper limit of a percentage in `LoaderWorkers`."""
 MAX_WORKERS: Final = 64
 """Worker processes whose CPU use is measured."""
 TICK_NS: Final = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
@@ -134,8 +136,8 @@ class LoaderHooks:
             LoaderWorkers,
             mono_ns=now_ns,
             workers=len(pairs),
-            cpu_percent=round(max(0.0, 100 * cpu_ns / span_ns), 1),
-            queued_percent=round(max(0.0, 100 * queued_ns / span_ns), 1),
+            cpu_percent=max(0, min(round(100 * cpu_ns / span_ns), MAX_PERCENT)),
+            queued_percent=max(0, min(round(100 * queued_ns / span_ns), MAX_PERCENT)),
         )
 
     def _passes_before(self, index_sampler: Any) -> int:

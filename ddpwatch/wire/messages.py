@@ -54,6 +54,8 @@ MAX_GPU_MOMENTS: Final = 600
 """GPU readings in one snapshot, one a second: ten minutes."""
 
 Percent: TypeAlias = Annotated[int, Meta(ge=0, le=100)]
+WorkerPercent: TypeAlias = Annotated[int, Meta(ge=0, le=100_000)]
+"""A process may have a thousand threads."""
 Figure: TypeAlias = Annotated[int, Meta(ge=0, le=2**62)] | None
 
 
@@ -263,8 +265,8 @@ class LoaderWorkers(_Message, frozen=True, tag="workers"):
     mono_ns: Count
     workers: Count
     """Worker processes measured."""
-    cpu_percent: Annotated[float, Meta(ge=0)]
-    queued_percent: Annotated[float, Meta(ge=0)] = 0.0
+    cpu_percent: WorkerPercent
+    queued_percent: WorkerPercent = 0
     """Waiting for a core; 0 also if the kernel does not count it."""
 
 

@@ -8,10 +8,10 @@ import numpy as np
 
 from ddpwatch.core import rule_names as rules
 from ddpwatch.core.alerts.model import Finding, Severity
-from ddpwatch.core.diagnosis.attribution import GC_ADVICE, SAVE_ADVICE
+from ddpwatch.core.diagnosis.attribution import PAUSE_ADVICE
 from ddpwatch.core.limits import PausesLimits
 from ddpwatch.core.metrics.hung_steps import without_hung_steps
-from ddpwatch.core.metrics.window import scaled_steps
+from ddpwatch.core.metrics.window import PAUSES, scaled_steps
 from ddpwatch.core.units import ms_text, percent, plural
 
 if TYPE_CHECKING:
@@ -36,18 +36,14 @@ def pauses(context: DetectorContext) -> list[Finding]:
     window = window.last(scaled_steps(limits.window_steps, context.limits.judge.least_s, window.median_step_ns))
     full = window.pause_ns("gc_full_ns").sum() >= PausesLimits.MAIN_SHARE * window.pause_ns("gc_ns").sum()
     found = [
-        _finding(
-            without_hung_steps(window), "gc_ns", "garbage collection", ", generation 2" if full else "", GC_ADVICE,
-            limits, limits.gc_share,
-        ),
-        _finding(_between_saves(window), "save_ns", "checkpoint save", "", SAVE_ADVICE, limits, limits.save_share),
-    ]  # fmt: skip
+        _finding(without_hung_steps(window), "gc_ns", ", generation 2" if full else "", limits.gc_share, limits),
+        _finding(_between_saves(window), "save_ns", "", limits.save_share, limits),
+    ]
     return [finding for finding in found if finding is not None]
 
 
-def _finding(
-    window: Window, column: str, name: str, detail: str, advice: str, limits: PausesLimits, share: float
-) -> Finding | None:
+def _finding(window: Window, column: str, detail: str, share: float, limits: PausesLimits) -> Finding | None:
+    name = PAUSES[column]
     pause_ns = window.pause_ns(column)
     # What remains of the slowest rank's own work without any pause.
     cost_ns: IntArray = window.self_ns.max(axis=0) - (window.self_ns - pause_ns).max(axis=0)
@@ -66,7 +62,7 @@ def _finding(
         subject=name,
         message=f"{name}{where} costs {percent(cost)} of the time: up to {ms_text(longest_ns)}{detail}{waiting} · last "
         f"{plural(len(window), 'step')}",
-        advice=advice,
+        advice=PAUSE_ADVICE[column],
         ranks=(window.ranks[row],) if alone else (),
         cost=cost,
         evidence={

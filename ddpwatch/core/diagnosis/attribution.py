@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from ddpwatch.core.limits import StragglerLimits
-from ddpwatch.core.metrics.window import sampled_ranks
+from ddpwatch.core.metrics.window import PAUSES, sampled_ranks
 from ddpwatch.core.state.gpu import clock_text, clocks_between, evenly_sampled, slowed
 from ddpwatch.core.units import percent
 
@@ -44,11 +44,8 @@ EVALUATION_ADVICE: Final = (
     "All ranks wait while it evaluates: split the evaluation over the ranks with a DistributedSampler, or evaluate "
     "less often."
 )
-_PAUSES: Final = (
-    ("gc_ns", "garbage collection", GC_ADVICE),
-    ("save_ns", "checkpoint save", SAVE_ADVICE),
-    ("eval_ns", "evaluation", EVALUATION_ADVICE),
-)
+PAUSE_ADVICE: Final = {"gc_ns": GC_ADVICE, "save_ns": SAVE_ADVICE, "eval_ns": EVALUATION_ADVICE}
+"""By column of steps."""
 
 
 @dataclass(frozen=True)
@@ -83,11 +80,11 @@ def slow_cause(
 def _pause(window: Window, suspect: Suspect) -> SlowCause | None:
     """The named pause that makes up most of the rank's excess over the others, if one does."""
     others = sampled_ranks(np.delete(np.arange(len(window.ranks)), suspect.row))
-    for column, name, advice in _PAUSES:
+    for column, name in PAUSES.items():
         pause_ns = window.pause_ns(column)[:, suspect.hit]
         more_ns = float(np.median(pause_ns[suspect.row] - np.median(pause_ns[others], axis=0)))
         if more_ns >= StragglerLimits.CAUSE_SHARE * suspect.excess_ns:
-            return SlowCause("pause", name, advice, is_activity=True)
+            return SlowCause("pause", name, PAUSE_ADVICE[column], is_activity=True)
     return None
 
 

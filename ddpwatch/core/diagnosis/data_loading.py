@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from ddpwatch.core.metrics.window import Window
     from ddpwatch.core.state.rank import RankState
     from ddpwatch.core.state.run import RunState
+    from ddpwatch.core.state.step_store import IntArray
     from ddpwatch.wire import Loader
 
 
@@ -28,11 +29,20 @@ class FirstBatches(NamedTuple):
 
 def first_batches(state: RunState, window: Window, row: int) -> FirstBatches | None:
     """First batches of one rank; None = fewer than two passes begin in the window, or nothing else happens in it."""
-    begin = [loader.step for loader in state.ranks[window.ranks[row]].loaders.values()]
-    if sum(step >= window.indices[0] for step in begin) < 2:
+    return _first_batches(state.ranks[window.ranks[row]], window.indices, window.column("data_ns")[row])
+
+
+def first_batches_of(rank: RankState) -> FirstBatches | None:
+    """The same in the steps that are kept of the rank."""
+    indices = rank.steps.indices()
+    return _first_batches(rank, indices, rank.steps.column("data_ns", indices))
+
+
+def _first_batches(rank: RankState, indices: IntArray, data_ns: IntArray) -> FirstBatches | None:
+    begin = [loader.step for loader in rank.loaders.values()]
+    if not len(indices) or sum(step >= indices[0] for step in begin) < 2:
         return None
-    starts = np.isin(window.indices, begin)
-    data_ns = window.column("data_ns")[row]
+    starts = np.isin(indices, begin)
     if np.count_nonzero(starts) < 2 or starts.all():
         return None
     return FirstBatches(
@@ -78,16 +88,16 @@ def _workers_advice(state: RunState, rank: RankState, loader: Loader) -> str:
     if used.queued_percent >= DataBoundLimits.STARVED_PERCENT:
         on = f" ({plural(cores, 'core')} for {plural(ranks, 'rank')})" if cores else ""
         return (
-            f"The {lead} waited for a CPU core {used.queued_percent:.0f}% of the time{on}: try fewer num_workers, "
+            f"The {lead} waited for a CPU core {used.queued_percent}% of the time{on}: try fewer num_workers, "
             "OMP_NUM_THREADS=1, or more cores per rank."
         )
     if used.cpu_percent < DataBoundLimits.BUSY_PERCENT:
         return (
-            f"The {lead} used only {used.cpu_percent:.0f}% of a core each, so they wait for storage or the network: "
+            f"The {lead} used only {used.cpu_percent}% of a core each, so they wait for storage or the network: "
             "try a local copy, fewer and larger files, or more num_workers, which read at the same time."
         )
     free = free_cores(state, rank)
-    lead = f"The {lead} used {used.cpu_percent:.0f}% of a core each"
+    lead = f"The {lead} used {used.cpu_percent}% of a core each"
     if free is not None and free < ranks:
         return f"{lead}, and no core is free: try cheaper transforms, or more cores per rank."
     more = loader.workers if free is None else min(loader.workers, int(free) // ranks)

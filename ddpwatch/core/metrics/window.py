@@ -40,8 +40,9 @@ ROOT: Final = 0
 """The rank whose buffers DDP broadcasts."""
 POINT_COLUMNS: Final = (*(f"point{number}_ns" for number in range(1, MAX_POINTS + 1)), "more_points_ns")
 SYNC_PATH: Final = "sync_path"
-PAUSE_COLUMNS: Final = ("gc_ns", "gc_full_ns", "save_ns", "eval_ns")
-"""Parts of a step with a name of their own: garbage collection, checkpoint saves and evaluation."""
+PAUSES: Final = {"gc_ns": "garbage collection", "save_ns": "checkpoint save", "eval_ns": "evaluation"}
+"""Parts of a step with a name of their own, by column."""
+PAUSE_COLUMNS: Final = (*PAUSES, "gc_full_ns")
 OTHER: Final = PHASES.index("other")
 NOT_KNOWN: Final = 255
 """In arrays of `excess_percent`: the rank has no such step."""
