@@ -42,7 +42,8 @@ POINT_COLUMNS: Final = (*(f"point{number}_ns" for number in range(1, MAX_POINTS 
 SYNC_PATH: Final = "sync_path"
 PAUSES: Final = {"gc_ns": "garbage collection", "save_ns": "checkpoint save", "eval_ns": "evaluation"}
 """Parts of a step with a name of their own, by column."""
-PAUSE_COLUMNS: Final = (*PAUSES, "gc_full_ns")
+PAUSE_COLUMNS: Final = ("gc_ns", "gc_full_ns", "save_ns", "eval_ns")
+"""In the order of the table, so that they are read at once."""
 OTHER: Final = PHASES.index("other")
 NOT_KNOWN: Final = 255
 """In arrays of `excess_percent`: the rank has no such step."""
