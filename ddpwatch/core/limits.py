@@ -406,8 +406,7 @@ class StallLimits(_Group, frozen=True):
     critical_s: Seconds = 10.0
     """Critical after this time in seconds, or when more than half of the timeout has passed."""
     busy_s: Seconds = 60.0
-    """Minimum wait in seconds, or half of the timeout, for ranks that save a checkpoint or evaluate; critical after
-    twice this time."""
+    """The same time in seconds for ranks that save a checkpoint or evaluate."""
     linger_s: Seconds = 2.0
     """Closed this time in seconds after the ranks continue."""
 

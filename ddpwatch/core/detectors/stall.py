@@ -61,8 +61,8 @@ def stall(context: DetectorContext) -> list[Finding]:
 
     Every rank counts the collectives it joins in each process group: the others wait for the rank with the lowest
     count, whichever rank fails first. If all ranks have joined, the network is the likely cause. A wait is abnormal
-    above one second and five times the 99th percentile of earlier waits, unless `agent.pause` announces it; for a rank
-    that saves a checkpoint or evaluates alone, above one minute or half of the timeout. A rank without data is
+    above one second and five times the 99th percentile of earlier waits, unless `agent.pause` announces it; that a
+    rank saves a checkpoint or evaluates alone is named, and critical after a minute only. A rank without data is
     reported by `uneven-batch`, and a wait that has timed out by `timeout`.
     """
     if context.gave_up is not None and context.gave_up.culprits:
@@ -206,7 +206,7 @@ def _severity(context: DetectorContext, sync_point: SyncPoint) -> Severity:
         # In the first steps ranks compile and start late: most likely they will arrive.
         return Severity.WARNING
     half_over = left_ns is not None and left_ns < waited_ns
-    critical_s = max(limits.critical_s, 2 * limits.busy_s) if sync_point.awaits_activity else limits.critical_s
+    critical_s = limits.busy_s if sync_point.awaits_activity else limits.critical_s
     return Severity.CRITICAL if half_over or waited_ns > critical_s * 1e9 else Severity.WARNING
 
 

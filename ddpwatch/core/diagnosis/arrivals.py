@@ -298,10 +298,9 @@ def is_abnormal(sync_point: SyncPoint, limits: StallLimits, warmup_steps: int) -
     if sync_point.missing and all(member.paused for member in sync_point.missing):
         return False
     baseline_ns = p99_wait_ns(longest.rank, warmup_steps)
-    half_timeout_ns = longest.group.timeout_ns / 2 or float("inf")
-    if sync_point.awaits_activity and longest.reported_ns <= min(limits.busy_s * 1e9, half_timeout_ns):
-        return False
     if baseline_ns is None:
         # First steps: compiling, and ranks that start late.
-        return longest.reported_ns > min(limits.first_s * 1e9, half_timeout_ns)
+        timeout_ns = longest.group.timeout_ns
+        patience_ns = min(limits.first_s * 1e9, timeout_ns / 2 if timeout_ns else float("inf"))
+        return longest.reported_ns > patience_ns
     return longest.reported_ns > limits.factor * baseline_ns

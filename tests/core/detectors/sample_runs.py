@@ -412,8 +412,8 @@ def stall_samples():
         look(halted({0: make_group(42, 9), 1: make_group(41), 2: make_group(41)}, r1={"pause": "checkpoint"})),
     )
     for activity in ("torch.save", "evaluation"):
-        busy = {"phase": wire.PHASES.index("other"), "activity": activity, "phase_ns": 70 * SECOND}
-        yield f"missing, in {activity}", look(one_missing(70.0, r2=busy))
+        busy = {"phase": wire.PHASES.index("other"), "activity": activity, "phase_ns": 40 * SECOND}
+        yield f"missing, in {activity}", look(one_missing(40.0, r2=busy))
     yield "missing in two groups", look(missing_in_two_groups())
     side = {rank: make_group(7 - (rank == 2), 9 * (rank != 2), name="side") for rank in range(4)}
     yield "missing in a side group", look(halted({rank: [make_group(900), side[rank]] for rank in range(4)}))

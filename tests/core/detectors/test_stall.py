@@ -439,23 +439,18 @@ def test_a_wait_is_reported_again_when_its_timeout_is_near_and_opens_no_other_al
 SAVING = {"phase": wire.PHASES.index("other"), "activity": "torch.save"}
 
 
-def test_a_rank_that_saves_alone_is_given_a_minute():
-    assert stall(look(one_missing(59.0, r2=SAVING))) == []
-    finding = only(stall(look(one_missing(61.0, r2={**SAVING, "phase_ns": 61 * SECOND}))))
+def test_a_rank_that_saves_alone_is_named_with_it_and_is_not_critical_for_a_minute():
+    finding = only(stall(look(one_missing(40.0, r2={**SAVING, "phase_ns": 41 * SECOND}))))
 
-    assert "rank 2 has been in torch.save for 1 min 1 s" in finding.message
+    assert "rank 2 has been in torch.save for 41 s" in finding.message
     assert finding.severity is Severity.WARNING
     assert "async_save" in finding.advice
-
-
-def test_a_save_is_no_reason_to_wait_for_ever():
-    finding = only(stall(look(one_missing(121.0, r2=SAVING))))
-
-    assert finding.severity is Severity.CRITICAL
+    assert only(stall(look(one_missing(61.0, r2=SAVING)))).severity is Severity.CRITICAL
 
 
 def test_a_save_does_not_stop_the_timeout():
-    assert stall(look(with_timeout(14, 30, r1=SAVING))) == []
+    finding = only(stall(look(with_timeout(14, 30, r1=SAVING))))
+    assert finding.severity is Severity.WARNING
     finding = only(stall(look(with_timeout(16, 30, r1=SAVING))))
 
     assert "timeout in 14 s" in finding.message
