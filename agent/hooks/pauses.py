@@ -31,11 +31,11 @@ SAVES: Final = (
     ("torch.distributed.checkpoint.state_dict_saver", "", "_save_state_dict", "torch.distributed.checkpoint.save"),
     ("torch.distributed.checkpoint.state_dict_saver", "", "async_save", "torch.distributed.checkpoint.async_save"),
     ("torch.distributed.checkpoint", "", "async_save", "torch.distributed.checkpoint.async_save"),
+    ("safetensors.torch", "", "save_file", "safetensors.torch.save_file"),
+    ("safetensors.torch", "", "_flatten", "safetensors.torch.save_file"),
     ("safetensors.torch", "", "serialize_file", "safetensors.torch.save_file"),
 )
 """Functions that save: module, class if any, name, and what a script calls."""
-FALLBACKS: Final = (("torch", "", "save", "torch.save"),)
-"""Wrapped where torch has none of the internal functions of `torch.save`."""
 
 
 class PauseHooks:
@@ -55,7 +55,7 @@ class PauseHooks:
         self._removed = False
         self.wrap_imported()
         if not hasattr(torch.serialization, "_save"):
-            self._wrap(*FALLBACKS[0])
+            self._wrap("torch", "", "save", "torch.save")
         # One object, because each access to a method makes a new one, and `remove` compares.
         self._callback = self._on_collection
         gc.callbacks.append(self._callback)

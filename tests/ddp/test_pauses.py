@@ -2,8 +2,11 @@
 
 import gc
 import io
+import sys
 import threading
 import time
+import types
+from unittest import mock
 
 import msgspec
 import pytest
@@ -133,6 +136,31 @@ def test_saves_of_every_kind_are_counted_on_the_training_thread(pool, tmp_path):
         assert left == []
         assert owner == "torch.serialization"
         assert name == "torch.save"
+
+
+def safetensors(rank, world_size):
+    """A module of that name, of which a function was imported before it was wrapped."""
+    module = types.ModuleType("safetensors.torch")
+    module.serialize_file = lambda: time.sleep(PAUSE_S)
+    module.save_file = lambda: module.serialize_file()  # noqa: PLW0108 - looked up when it is called
+    imported = module.save_file
+    model, optimizer = make()
+    agent = ddpwatch.agent.install(model)
+    train_step(model, optimizer, BATCH, TARGET)
+    with mock.patch.dict(sys.modules, {"safetensors.torch": module}):
+        agent._pauses.wrap_imported()
+        for save in (module.save_file, imported):
+            save()
+            train_step(model, optimizer, BATCH, TARGET)
+        steps = snapshot(agent).steps
+        agent.close()
+    return [step.save_ns for step in steps], module.save_file is imported
+
+
+def test_safetensors_are_saves_too(pool):
+    for saved_ns, restored in pool.run(safetensors, 2):
+        assert [save_ns > 0.8 * PAUSE_S * 1e9 for save_ns in saved_ns] == [False, True, True]
+        assert restored
 
 
 def long_save(rank, world_size):
