@@ -23,6 +23,7 @@ from ddpwatch.agent.hooks.comm import BucketTimer
 from ddpwatch.agent.hooks.dataloader import LoaderHooks
 from ddpwatch.agent.hooks.forward import ForwardHooks
 from ddpwatch.agent.hooks.optimizer import OptimizerHooks
+from ddpwatch.agent.hooks.pauses import PauseHooks
 from ddpwatch.agent.model_info import (
     HOST_CLOCK,
     SAME_SAMPLES,
@@ -75,6 +76,8 @@ class Agent:
         self._optimizers = OptimizerHooks(self._recorder, self._forward.models)
         self._loaders = LoaderHooks(self._recorder, self._forward)
         self._collectives = CollectiveHooks(self._recorder, self._forward)
+        self._pauses = PauseHooks(self._recorder, self._forward)
+        self._publisher.every_hello = (self._pauses.wrap_imported, self._loaders.measure_workers)
         if clock.name == CudaClock.name:
             self._collectives.watch_launches()
         self._recorder.checksums = self._checksums = Checksums(self._forward.models)
@@ -177,7 +180,9 @@ class Agent:
         if self._closed or os.getpid() != self._pid:
             return
         self._closed = True
-        for hooks in (self._forward, self._backward, self._loaders, self._collectives, self._optimizers):
+        for hooks in (
+            self._forward, self._backward, self._loaders, self._collectives, self._optimizers, self._pauses,
+        ):  # fmt: skip
             with contextlib.suppress(Exception):
                 hooks.remove()
         if self._comm_hooks.timer is self._timer:

@@ -11,7 +11,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 DATA, FORWARD, BACKWARD, SYNC, OPTIMIZER, OTHER = range(len(PHASES))
-PRESYNC: Final = len(PHASES)
+SAVING: Final = len(PHASES)
+"""A checkpoint save; a separate phase inside the agent, part of `other` elsewhere."""
+EVALUATING: Final = SAVING + 1
+"""An evaluation; likewise."""
+PRESYNC: Final = EVALUATING + 1
 """Communication before the forward pass; a separate phase inside the agent, part of `sync` elsewhere."""
 SYNC_POINTS: Final = PRESYNC + 1
 """The first sync point outside DDP; likewise. The further ones follow, and after them all that are summed."""

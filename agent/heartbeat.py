@@ -7,7 +7,7 @@ import os
 from time import monotonic, perf_counter_ns, process_time, thread_time_ns
 from typing import TYPE_CHECKING
 
-from ddpwatch.agent.clock import PRESYNC, SYNC
+from ddpwatch.agent.clock import EVALUATING, OTHER, PRESYNC, SAVING, SYNC
 from ddpwatch.agent.process_groups import Collectives
 from ddpwatch.agent.step_recorder import COST_EVERY
 from ddpwatch.wire import STEP_COLUMNS, Beat, pack_steps
@@ -45,7 +45,7 @@ class HeartbeatReader:
         """The current state of this rank, with finished steps and a new GPU reading if there are any."""
         recorder = self._recorder
         logged = any(step.values for step in steps)
-        phase, since_ns = self.phase, recorder.clock.since_ns
+        phase, activity, since_ns = self.phase, self.activity, recorder.clock.since_ns
         now_ns = perf_counter_ns()
         return Beat(
             rank=rank,
@@ -66,6 +66,7 @@ class HeartbeatReader:
             table=b"" if logged else pack_steps(steps),
             gpus=gpus,
             table_columns=len(STEP_COLUMNS),
+            activity=activity,
         )
 
     def _queued_ns(self) -> int:
@@ -81,7 +82,13 @@ class HeartbeatReader:
     def phase(self) -> int:
         """The current phase of the training thread."""
         phase = self._recorder.clock.phase
-        return SYNC if phase >= PRESYNC else phase
+        return SYNC if phase >= PRESYNC else min(phase, OTHER)
+
+    @property
+    def activity(self) -> str:
+        """What the training thread does in `other`, if that is known."""
+        phase = self._recorder.clock.phase
+        return self._recorder.save_name if phase == SAVING else "evaluation" if phase == EVALUATING else ""
 
     def _measure_cpu(self) -> float:
         """CPU use of the process since the last heartbeat, in percent of one core."""

@@ -88,7 +88,10 @@ class Publisher(threading.Thread):
             wire.Loader: deque(maxlen=16),
             wire.Checksum: deque(maxlen=64),
             wire.SyncPath: deque(maxlen=wire.MAX_PATHS),
+            wire.LoaderWorkers: deque(maxlen=1),
         }
+        self.every_hello: tuple[Callable[[], None], ...] = ()
+        """Called in this thread each time before a hello is sent."""
         self.telemetry = Telemetry()
         self.nccl_times = NcclTimes()
         self._socket: zmq.Socket[bytes] | None = None
@@ -182,6 +185,8 @@ class Publisher(threading.Thread):
         while self._recorder.switch.on and not self._ending.is_set() and not self._registration.is_outdated:
             now_s = monotonic()
             if now_s >= next_hello_s:
+                for call in self.every_hello:
+                    call()
                 self._send(self._registration.hello(self._next_seq(), self._describe()))
                 next_hello_s = now_s + wire.HELLO_NS / 1e9
             if now_s >= next_flush_s:
@@ -349,6 +354,7 @@ class Publisher(threading.Thread):
             sync_paths=list(self._recent[wire.SyncPath]),
             gpus=self.telemetry.last_reading(rank, self._seq),
             gpu_moments=self.telemetry.moments(),
+            workers=next(iter(self._recent[wire.LoaderWorkers]), None),
         )
         payload = wire.encode(snap)
         for field in ("gpu_moments", "steps"):

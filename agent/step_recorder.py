@@ -8,7 +8,18 @@ from threading import get_ident, get_native_id
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeAlias, TypeVar
 
 from ddpwatch.agent.batch_tensors import fingerprint
-from ddpwatch.agent.clock import BACKWARD, DATA, FORWARD, OPTIMIZER, OTHER, PRESYNC, SYNC, SYNC_POINTS
+from ddpwatch.agent.clock import (
+    BACKWARD,
+    DATA,
+    EVALUATING,
+    FORWARD,
+    OPTIMIZER,
+    OTHER,
+    PRESYNC,
+    SAVING,
+    SYNC,
+    SYNC_POINTS,
+)
 from ddpwatch.agent.cuda_clock import CudaClock
 from ddpwatch.wire import (
     ALL_POINTS,
@@ -64,9 +75,9 @@ class Ring(Generic[T]):
         return taken
 
 
-Record: TypeAlias = tuple[int, tuple[list[int], int], tuple[Any, ...], int, int, int]
-"""A finished step: its index, what the clock's `cut` returned, the fields of `Step` from `samples` to `values`, its
-`sync_path`, its `input_elements`, and flags that were not known when it ended."""
+Record: TypeAlias = tuple[int, tuple[list[int], int], tuple[Any, ...], tuple[int, int, int, int], int]
+"""A finished step: its index, what the clock's `cut` returned, the fields of `Step` from `samples` to `values`, those
+from `sync_path` to `gc_full_ns`, and flags that were not known when it ended."""
 
 RING_STEPS: Final = 4096
 """Finished steps that wait for the publisher; beyond that the oldest are dropped."""
@@ -110,6 +121,8 @@ class Recorder:
         self.rest = OTHER
         """Phase after a backward pass: `other`, or `optimizer` if a closure runs it inside the optimizer's step."""
         self.pause = ""
+        self.save_name = ""
+        """The function of the latest checkpoint save."""
         self.thread = get_ident()
         """Python's id of the training thread."""
         self.thread_id = get_native_id()
@@ -145,6 +158,8 @@ class Recorder:
         self._path: list[tuple[Site, int]] = []
         """The first of them, each with the phase that it interrupted."""
         self._path_checksum = 0
+        self.gc_ns = 0
+        self.gc_full_ns = 0
         self._unsplit = 0
         """One bit for each point at which ranks may leave before others have joined; the last one for all further
         points."""
@@ -198,7 +213,7 @@ class Recorder:
         path = (self._path_checksum << (MAX_POINTS + 1)) | (ALL_POINTS & ~self._unsplit)
         if path not in self._paths and len(self._paths) < MAX_PATHS:
             self._paths.add(path)
-            points = [SyncPoint(fit(site.op), fit(site.place), phase) for site, phase in self._path]
+            points = [SyncPoint(fit(site.op), fit(site.place), min(phase, OTHER)) for site, phase in self._path]
             self.event(SyncPath, path=path, points=points, count=self.sync_points)
         return path
 
@@ -239,8 +254,7 @@ class Recorder:
                 self.switch.cost_ns - self._cost_before_ns,
                 self._values or None,
             ),
-            self._sync_path() if self.sync_points else 0,
-            self.input_elements,
+            (self._sync_path() if self.sync_points else 0, self.input_elements, self.gc_ns, self.gc_full_ns),
             0,
         )
         if self._cuda_clock is None:
@@ -287,9 +301,11 @@ class Recorder:
 
 def to_step(record: Record) -> Step:
     """Convert a record to a message, in the agent's thread, where time does not matter."""
-    index, (ns, end_ns), (samples, batch, backwards, flags, *rest), sync_path, input_elements, late_flags = record
+    index, (ns, end_ns), (samples, batch, backwards, flags, *rest), last, late_flags = record
     sync_ns = ns[SYNC] + sum(ns[PRESYNC:])
-    phases = ns[DATA], ns[FORWARD], ns[BACKWARD], sync_ns, ns[OPTIMIZER], ns[OTHER]
+    other_ns = ns[OTHER] + ns[SAVING] + ns[EVALUATING]
+    phases = ns[DATA], ns[FORWARD], ns[BACKWARD], sync_ns, ns[OPTIMIZER], other_ns
     counts = samples, batch, backwards, flags | late_flags
-    fields: tuple[Any, ...] = (*phases, ns[PRESYNC], *counts, *rest, *ns[SYNC_POINTS:], sync_path, input_elements)
+    pauses = ns[SAVING], ns[EVALUATING]
+    fields: tuple[Any, ...] = (*phases, ns[PRESYNC], *counts, *rest, *ns[SYNC_POINTS:], *last, *pauses)
     return Step(index, end_ns, *fields)

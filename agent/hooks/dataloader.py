@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import weakref
+from pathlib import Path
 from threading import get_ident
+from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, Final
 
 from torch.compiler import is_compiling
@@ -14,7 +17,7 @@ from ddpwatch.agent.batch_tensors import first_tensor
 from ddpwatch.agent.clock import DATA, OTHER
 from ddpwatch.agent.fail_open import guarded
 from ddpwatch.agent.patching import Patch
-from ddpwatch.wire import Loader
+from ddpwatch.wire import Loader, LoaderWorkers
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,6 +27,12 @@ if TYPE_CHECKING:
 
 MAX_COUNT: Final = 2**62
 """Upper limit of a `wire.Count`."""
+MAX_PERCENT: Final = 100_000
+"""Upper limit of a percentage in `LoaderWorkers`."""
+MAX_WORKERS: Final = 64
+"""Worker processes whose CPU use is measured."""
+TICK_NS: Final = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
+"""Nanoseconds in a tick of the kernel's process times."""
 
 
 class LoaderHooks:
@@ -34,6 +43,10 @@ class LoaderHooks:
         self._recorder = recorder
         self._forward = forward
         self._passes: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        self._worker_pids: list[int] = []
+        """Worker processes of the latest pass over the data."""
+        self._usage: dict[int, tuple[int, int, int]] = {}
+        """By process id: when it was measured, and the result of `_cpu_times`."""
         self._patch = Patch(_BaseDataLoaderIter, "__next__", self._around_next)
 
     def remove(self) -> None:
@@ -59,7 +72,10 @@ class LoaderHooks:
     def _before_next(self, iterator: Any) -> bool:
         # Until a model has run, the thread that installed the agent counts as the training thread.
         trainer = self._forward.thread_id or self._recorder.thread
-        if trainer != get_ident() or not self._forward.training():
+        if trainer != get_ident():
+            return False
+        if not self._forward.training():
+            self._forward.evaluating()
             return False
         if iterator._num_yielded == 0:
             self._pass_began(iterator)
@@ -97,6 +113,31 @@ class LoaderHooks:
             batch_size=_count(index_sampler, "batch_size"),
             workers=_count(iterator, "_num_workers"),
             length=_length(index_sampler),
+            pin_memory=_flag(iterator, "_pin_memory"),
+            prefetch_factor=_count(iterator, "_prefetch_factor"),
+            persistent_workers=_flag(iterator, "_persistent_workers"),
+        )
+        workers = list(_ask(iterator, "_workers") or ())[:MAX_WORKERS]
+        self._worker_pids = [pid for pid in (_ask(worker, "pid") for worker in workers) if type(pid) is int]
+
+    def measure_workers(self) -> None:
+        """Report the CPU use of the worker processes since the last call; called by the agent's thread."""
+        now_ns = perf_counter_ns()
+        before, self._usage = self._usage, {}
+        for pid in self._worker_pids:
+            if (used := _cpu_times(pid)) is not None:
+                self._usage[pid] = (now_ns, *used)
+        pairs = [(before[pid], usage) for pid, usage in self._usage.items() if pid in before]
+        if not pairs:
+            return
+        span_ns = sum(last[0] - first[0] for first, last in pairs)
+        cpu_ns, queued_ns = (sum(last[k] - first[k] for first, last in pairs) for k in (1, 2))
+        self._recorder.event(
+            LoaderWorkers,
+            mono_ns=now_ns,
+            workers=len(pairs),
+            cpu_percent=max(0, min(round(100 * cpu_ns / span_ns), MAX_PERCENT)),
+            queued_percent=max(0, min(round(100 * queued_ns / span_ns), MAX_PERCENT)),
         )
 
     def _passes_before(self, index_sampler: Any) -> int:
@@ -121,6 +162,28 @@ def _ask(owner: Any, name: str) -> Any:
 def _count(owner: Any, name: str) -> int:
     value = _ask(owner, name)
     return value if type(value) is int and 0 <= value <= MAX_COUNT else 0
+
+
+def _flag(owner: Any, name: str) -> bool | None:
+    value = _ask(owner, name)
+    return value if type(value) is bool else None
+
+
+def _cpu_times(pid: int) -> tuple[int, int] | None:
+    """Nanoseconds that all threads of a process have run, and that its main thread has waited for a core; None = the
+    process is gone.
+    """
+    try:
+        # The name in parentheses may hold spaces.
+        fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+        run_ns = (int(fields[11]) + int(fields[12])) * TICK_NS
+    except (OSError, ValueError, IndexError):
+        return None
+    try:
+        queued_ns = int(Path(f"/proc/{pid}/schedstat").read_bytes().split()[1])
+    except (OSError, ValueError, IndexError):  # not every kernel has it
+        queued_ns = 0
+    return run_ns, queued_ns
 
 
 def _length(sampler: Any) -> int:

@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel, distributed
 from torch.utils.hooks import unserializable_hook
 
 from ddpwatch.agent.batch_tensors import first_tensor, input_elements
-from ddpwatch.agent.clock import FORWARD, OTHER, PRESYNC
+from ddpwatch.agent.clock import EVALUATING, FORWARD, OTHER, PRESYNC
 from ddpwatch.agent.fail_open import guarded
 from ddpwatch.agent.patching import Patch, WeakIdSet
 from ddpwatch.wire import EVALUATED
@@ -85,6 +85,12 @@ class ForwardHooks:
         return self._trains_in_eval or any(
             model.training for model in (reference() for reference in self.models) if model is not None
         )
+
+    def evaluating(self) -> None:
+        """Begin an evaluation of the training thread, if none has begun: it lasts until training goes on."""
+        recorder = self._recorder
+        if recorder.clock.phase == OTHER and get_ident() == (self.thread_id or recorder.thread):
+            recorder.clock.switch(EVALUATING)
 
     def _around_pre_forward(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def pre_forward(ddp: nn.Module, *inputs: Any, **kwargs: Any) -> Any:
@@ -199,6 +205,7 @@ class ForwardHooks:
         if torch.is_grad_enabled() and (model.training or self._trains_in_eval):
             return True
         self._recorder.flags |= EVALUATED
+        self.evaluating()
         # Some train with frozen layers in eval mode: a gradient that comes back distinguishes this from evaluation.
         self._probing = torch.is_grad_enabled()
         return False

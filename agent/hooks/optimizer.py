@@ -14,7 +14,7 @@ from torch.amp.grad_scaler import GradScaler
 from torch.compiler import is_compiling
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from ddpwatch.agent.clock import OPTIMIZER, OTHER
+from ddpwatch.agent.clock import EVALUATING, OPTIMIZER, OTHER
 from ddpwatch.agent.fail_open import guarded
 from ddpwatch.agent.patching import Patch, run_as_python
 
@@ -83,7 +83,8 @@ class OptimizerHooks:
     def _began(self, optimizer: Optimizer) -> None:
         this = id(optimizer)
         if self._open is None:
-            self._phase_before = self._recorder.clock.phase
+            phase = self._recorder.clock.phase
+            self._phase_before = OTHER if phase == EVALUATING else phase
         elif this != self._open and this not in self._nested:
             self._nested.add(this)
             return

@@ -89,7 +89,7 @@ class StragglerLimits(_Group, frozen=True):
     MIN_COST_SHARE: ClassVar[float] = 0.005
     """A cost below this fraction of the job's time is not reported."""
     CAUSE_SHARE: ClassVar[float] = 0.5
-    """CPU starvation that makes up this fraction of a rank's excess is its cause."""
+    """CPU starvation or a pause that makes up this fraction of a rank's excess is its cause."""
     SCHEDULER_NS: ClassVar[int] = 2_000_000_000
     """Correlation time in ns of scheduler noise: the kernel moves threads between cores every few seconds."""
     PRIOR_INTERVALS: ClassVar[int] = 1
@@ -182,6 +182,23 @@ class CpuStarvationLimits(_Group, frozen=True):
     """Closed after this time in seconds without it."""
 
 
+class PausesLimits(_Group, frozen=True):
+    """Garbage collection or checkpoint saves take too much of the time."""
+
+    gc_share: Share = 0.01
+    """Opened above this fraction of the time for garbage collection, waiting for other ranks' included."""
+    save_share: Share = 0.05
+    """Opened above this fraction of the time for checkpoint saves, waiting for another rank's included."""
+    close_part: Fraction = 0.5
+    """Closed below this fraction of these."""
+    window_steps: Steps = 100
+    """Steps evaluated."""
+    linger_steps: Steps = 200
+    """Closed after this number of steps below the share; longer than the gap between two pauses."""
+    MAIN_SHARE: ClassVar[float] = 0.6
+    """A rank, or the oldest generation, is named if it makes up this fraction of the pauses."""
+
+
 class SlowLinkLimits(_Group, frozen=True):
     """The wire takes longer than earlier for the same bytes."""
 
@@ -208,6 +225,16 @@ class DataBoundLimits(_Group, frozen=True):
     """Steps evaluated."""
     linger_steps: Steps = 100
     """Closed after this number of steps without it."""
+    FIRST_BATCH_SHARE: ClassVar[float] = 0.5
+    """Fraction of the wait from which on the first batches of epochs are its cause."""
+    STARVED_PERCENT: ClassVar[float] = 20.0
+    """Percent of the time from which on workers that wait for a CPU core are starved."""
+    BUSY_PERCENT: ClassVar[float] = 50.0
+    """CPU use of a worker, in percent of a core, below which it mostly waits for storage or the network."""
+    DEFAULT_WORKERS: ClassVar[int] = 4
+    """Workers suggested to a rank without any where the number of cores is not known."""
+    MAX_WORKERS: ClassVar[int] = 8
+    """Max. number of workers suggested to a rank without any."""
 
 
 class SlowdownLimits(_Group, frozen=True):
@@ -413,6 +440,8 @@ class StallLimits(_Group, frozen=True):
     """Minimum wait in seconds if all ranks have joined: CPU starvation delays an operation for a while."""
     critical_s: Seconds = 10.0
     """Critical after this time in seconds, or when more than half of the timeout has passed."""
+    busy_s: Seconds = 60.0
+    """The same time in seconds for ranks that save a checkpoint or evaluate."""
     linger_s: Seconds = 2.0
     """Closed this time in seconds after the ranks continue."""
 
@@ -470,6 +499,7 @@ class Limits(_Group, frozen=True):
     sync_point: SyncPointLimits = SyncPointLimits()
     uneven_work: UnevenWorkLimits = UnevenWorkLimits()
     cpu_starvation: CpuStarvationLimits = CpuStarvationLimits()
+    pauses: PausesLimits = PausesLimits()
     slow_link: SlowLinkLimits = SlowLinkLimits()
     data_bound: DataBoundLimits = DataBoundLimits()
     slowdown: SlowdownLimits = SlowdownLimits()

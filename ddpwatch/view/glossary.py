@@ -58,6 +58,10 @@ GLOSSARY: Final[dict[str, dict[str, str]]] = {
         "backward, bwd": "Time in the backward pass without exposed all-reduce: about twice the forward pass.",
         "optimizer, opt": "Time in optimizer.step(): the same on every rank unless one does extra work there.",
         "other": "The rest of the step: loss, clipping, logging, evaluation, checkpoints, Python.",
+        "pauses": (
+            "Parts of a step with a name: garbage collection in any phase, checkpoint saves and evaluation in other; "
+            "while one rank pauses alone, all others wait."
+        ),
         "CPU %": "CPU utilization of the rank's process: 100% is one core, more means several threads.",
         "RSS": "Resident host memory of the rank's process, not GPU memory: unbounded growth means a leak.",
         "of ranks'": "The rank's fraction of the RSS of all ranks on its host, not of the host's memory.",

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from ddpwatch.core import rule_names as rules
 from ddpwatch.core.alerts.model import Severity
 from ddpwatch.core.alerts.severity import most_urgent_first
+from ddpwatch.core.metrics.window import PAUSES
 from ddpwatch.core.model_kinds import MODEL_PARALLEL, kind_name, kind_of_run, sync_name
 from ddpwatch.core.state.sanitize import NAME_CHARS, sanitize
 from ddpwatch.core.units import count, finite, ms, percent, plural, wire_and_waiting
@@ -67,6 +68,7 @@ RUN_MARKS: Final[dict[RunCondition, Cell]] = {
 def status_object(run_view: RunView) -> dict[str, Any]:
     """The run as a JSON object. Unknown values are None; no key is left out."""
     state, figures = run_view.state, run_view.figures
+    shares = figures.aggregate.pause_shares() if figures else {}
     return {
         "schema": SCHEMA,
         "run": {
@@ -84,7 +86,7 @@ def status_object(run_view: RunView) -> dict[str, Any]:
         "allreduce": _allreduce(figures if state.world_size > 1 else None),
         "sync_points": sync_points_object(figures.aggregate.sync_points(state) if figures else []),
         "scaling": scaling_object(run_view.scaling),
-        "ranks": [_rank(row) for row in run_view.rows],
+        "ranks": [_rank(row, shares) for row in run_view.rows],
         "alerts": [alert_object(alert) for alert in most_urgent_first(run_view.alerts)],
     }
 
@@ -124,7 +126,7 @@ def sync_points_object(points: Sequence[SyncPointFigures]) -> list[dict[str, Any
     ]
 
 
-def _rank(row: Row) -> dict[str, Any]:
+def _rank(row: Row, pause_shares: dict[str, dict[int, float]]) -> dict[str, Any]:
     rank, measured = row.state, row.figures
     return {
         "rank": rank.rank,
@@ -133,12 +135,22 @@ def _rank(row: Row) -> dict[str, Any]:
         "state": row.condition,
         "step": rank.step,
         "phase": PHASES[rank.beat.phase] if rank.beat and row.condition != "ended" else None,
+        "activity": (rank.beat.activity or None) if rank.beat and row.condition != "ended" else None,
         **_times(measured),
+        "pauses": pauses_object(pause_shares, rank.rank),
         "batch": measured.batch if measured else None,
         "cpu_percent": finite(rank.beat.cpu_percent, 1) if rank.beat else None,
         "rss_bytes": rank.beat.rss_bytes if rank.beat else None,
         "lost": rank.lost,
         "gpu": _gpu(rank.gpus.latest.gpus[0] if rank.gpus.latest and rank.gpus.latest.gpus else None),
+    }
+
+
+def pauses_object(shares: dict[str, dict[int, float]], rank: int) -> dict[str, float | None]:
+    """Pauses of a rank as JSON, as fractions of the time."""
+    return {
+        f"{column.removesuffix('_ns')}_share": _rounded(shares.get(column, {}).get(rank), _SHARE_DIGITS)
+        for column in PAUSES
     }
 
 

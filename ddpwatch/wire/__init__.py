@@ -88,6 +88,7 @@ from ddpwatch.wire.messages import (
     Held,
     Hello,
     Loader,
+    LoaderWorkers,
     LogLines,
     Message,
     Note,
@@ -119,8 +120,8 @@ __all__ = [
     "MIN_COLUMNS", "NO_MESSAGE", "PAUSED", "PHASES", "RELAY_TOPICS", "SKIPPED", "SNAP_PREFIX", "STACKS_PREFIX",
     "STACK_PREFIX", "STEP_BYTES", "STEP_COLUMNS", "STEP_DEFAULTS", "TOPICS", "WIRE_VERSION", "Beat", "Bucket",
     "Buckets", "Bye", "Checksum", "Collective", "Comm", "Comms", "Count", "Figure", "Gone", "Gpu", "GpuMoment",
-    "GpuProcess", "Gpus", "Group", "Held", "Hello", "Loader", "LogLine", "LogLines", "Message", "Name", "Note",
-    "Percent", "Rank", "Relay", "Snap", "Stack", "StackFrame", "Step", "Steps", "SyncPath", "SyncPoint", "Text",
+    "GpuProcess", "Gpus", "Group", "Held", "Hello", "Loader", "LoaderWorkers", "LogLine", "LogLines", "Message", "Name",
+    "Note", "Percent", "Rank", "Relay", "Snap", "Stack", "StackFrame", "Step", "Steps", "SyncPath", "SyncPoint", "Text",
     "ThreadStack", "beat_ns",
     "claimed_rank", "decode", "encode", "fit", "pack_steps", "ranges", "step_of", "unpack_steps",
 ]  # fmt: skip

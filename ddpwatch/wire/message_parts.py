@@ -73,6 +73,14 @@ class Step(Struct, array_like=True, frozen=True, gc=False):
     lowest `MAX_POINTS + 1` bits are set for points that all ranks leave together. 0 = there were none."""
     input_elements: Count = 0
     """Elements of the model's first input, or of its token ids, summed over the forward passes; 0 = unknown."""
+    gc_ns: Count = 0
+    """Time of Python's garbage collector outside `sync`, in whichever phase; 0 = none, or unknown."""
+    gc_full_ns: Count = 0
+    """The part of `gc_ns` in collections of the oldest generation."""
+    save_ns: Count = 0
+    """The part of `other_ns` in checkpoint saves; 0 = none, or unknown."""
+    eval_ns: Count = 0
+    """The part of `other_ns` in evaluations; 0 = none, or unknown."""
 
     @property
     def step_ns(self) -> int:

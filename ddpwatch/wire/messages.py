@@ -54,6 +54,8 @@ MAX_GPU_MOMENTS: Final = 600
 """GPU readings in one snapshot, one a second: ten minutes."""
 
 Percent: TypeAlias = Annotated[int, Meta(ge=0, le=100)]
+WorkerPercent: TypeAlias = Annotated[int, Meta(ge=0, le=100_000)]
+"""A process may have a thousand threads."""
 Figure: TypeAlias = Annotated[int, Meta(ge=0, le=2**62)] | None
 
 
@@ -225,6 +227,8 @@ class Beat(_Message, frozen=True, tag="beat"):
     """A new GPU reading, if there is one. The heartbeat is then sent to the topic of `Gpus`."""
     table_columns: Annotated[int, Meta(ge=MIN_COLUMNS, le=MAX_COLUMNS)] = UNSTATED_COLUMNS
     """Columns of the sender's `table`; `decode` converts the table to the reader's columns."""
+    activity: Name = ""
+    """What the training thread does in `other`: `evaluation`, or the function of a checkpoint save; empty = unknown."""
 
 
 class Note(_Message, frozen=True, tag="note"):
@@ -251,6 +255,24 @@ class Loader(_Message, frozen=True, tag="loader"):
     batch_size: Count = 0
     workers: Count = 0
     length: Count = 0
+    pin_memory: bool | None = None
+    """None = unknown."""
+    prefetch_factor: Count = 0
+    """Batches that each worker loads in advance; 0 = there are no workers, or unknown."""
+    persistent_workers: bool | None = None
+    """Whether workers live on after a pass over the data; None = unknown."""
+
+
+class LoaderWorkers(_Message, frozen=True, tag="workers"):
+    """CPU use of the DataLoader's worker processes over the last seconds, in percent of that time, as means of them."""
+
+    step: Count
+    mono_ns: Count
+    workers: Count
+    """Worker processes measured."""
+    cpu_percent: WorkerPercent
+    queued_percent: WorkerPercent = 0
+    """Waiting for a core; 0 also if the kernel does not count it."""
 
 
 class SyncPath(_Message, frozen=True, tag="path"):
@@ -363,10 +385,11 @@ class Snap(_Message, frozen=True, tag="snap"):
     gpus: Gpus | None = None
     gpu_moments: Annotated[list[GpuMoment], Meta(max_length=MAX_GPUS * MAX_GPU_MOMENTS)] = []
     """Oldest first."""
+    workers: LoaderWorkers | None = None
 
 
 Message: TypeAlias = (
-    Hello | Steps | Comms | Beat | Gpus | Note | Loader | SyncPath | Checksum
+    Hello | Steps | Comms | Beat | Gpus | Note | Loader | LoaderWorkers | SyncPath | Checksum
     | Buckets | Stack | Gone | Held | LogLines | Relay | Bye | Snap
 )  # fmt: skip
 
@@ -382,6 +405,7 @@ TOPICS: Final[dict[type[Any], bytes]] = {
     Beat: b"beat",
     Note: b"event",
     Loader: b"event",
+    LoaderWorkers: b"event",
     SyncPath: b"event",
     Checksum: b"event",
     Bye: b"event",

@@ -43,13 +43,61 @@ def with_sync_points(state, *points, count=None):
     return state
 
 
+def with_loader(state, *, starts=(0,), used=None, **settings):
+    """The run with a DataLoader of these settings on each rank, and workers that used a core and waited for one for
+    these percentages of the time.
+    """
+    for number, rank in state.ranks.items():
+        for epoch, step in enumerate(starts):
+            message = wire.Loader(
+                rank=number,
+                seq=rank.sequence.newest + 1,
+                step=step,
+                epoch=epoch,
+                sampler="S",
+                distributed=True,
+                **settings,
+            )
+            state.apply(message, 1)
+        if used is not None:
+            cpu, queued = used
+            message = wire.LoaderWorkers(
+                rank=number, seq=rank.sequence.newest + 1, step=0, mono_ns=1, workers=settings["workers"],
+                cpu_percent=cpu, queued_percent=queued,
+            )  # fmt: skip
+            state.apply(message, 1)
+    return state
+
+
+def collecting(every, world=4):
+    """Ranks with a full collection of 40 ms in every n-th step, each in steps of its own; the others wait."""
+    steps = {rank: [] for rank in range(world)}
+    for index in range(10, 60):
+        busy = {rank for rank, n in every.items() if (index + rank) % n == 0}
+        for rank, made in steps.items():
+            paused = {"other": 41, "gc_ns": 40_000_000, "gc_full_ns": 40_000_000}
+            made.append(make_step(index, **(paused if rank in busy else {"sync": 42} if busy else {})))
+    return make_run(steps)
+
+
+def saving(ranks, every=10, name="save_ns"):
+    """Ranks that save, or pause otherwise, for 300 ms in every n-th step; the others wait."""
+    steps = {rank: [] for rank in range(4)}
+    for index in range(10, 110):
+        for rank, made in steps.items():
+            pause = {"other": 301, name: 300_000_000} if rank in ranks else {"sync": 302}
+            made.append(make_step(index, **(pause if index % every == 0 else {})))
+    return make_run(steps)
+
+
 def train(first=10, count=50, **phases):
     return [make_step(index, **phases) for index in range(first, first + count)]
 
 
-def run_of(world=4, hosts=(), **phases):
+def run_of(world=4, hosts=(), device="", cores=0, **phases):
     """A run whose ranks have all trained the same 50 steps."""
-    return make_run({rank: train(**phases) for rank in range(world)}, hosts=hosts)
+    steps = {rank: train(**phases) for rank in range(world)}
+    return make_run(steps, hosts=hosts, device=device, cores=cores)
 
 
 def look(state, history=None, limits=DEFAULTS):

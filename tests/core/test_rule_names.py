@@ -11,7 +11,7 @@ from ddpwatch.core.detectors import DETECTORS
 
 PACKAGE = Path(ddpwatch.__file__).parent
 NAMES = [detector.rule for detector in DETECTORS]
-ORDINARY = {"memory", "drift", "slowdown", "timeout"}
+ORDINARY = {"memory", "drift", "slowdown", "timeout", "pauses"}
 """Names that are also words of other vocabularies."""
 
 

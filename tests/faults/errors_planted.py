@@ -23,6 +23,7 @@ from ddpwatch.agent.agent import Agent
 from ddpwatch.agent.clock import HostClock
 from ddpwatch.agent.fail_open import guarded
 from ddpwatch.agent.heartbeat import HeartbeatReader
+from ddpwatch.agent.hooks.dataloader import LoaderHooks
 from ddpwatch.agent.parameter_checksum import Checksums
 from ddpwatch.agent.registration import RunRegistration
 from ddpwatch.agent.rendezvous import Rendezvous
@@ -69,6 +70,7 @@ PUBLISHING = [
     (RunRegistration, "refresh"),
     (Rendezvous, "__init__"),
     (Rendezvous, "announce"),
+    (LoaderHooks, "measure_workers"),
 ]
 SITES = {f"{owner.__name__}.{name}": (owner, name) for owner, name in [*guarded_methods(), *INSIDE, *PUBLISHING]}
 
@@ -108,6 +110,8 @@ def train(rank, world_size, install) -> tuple[bytes, object]:
                 model.eval()
                 model(batch)
                 model.train()
+        if number == 14:
+            torch.save(ddp.state_dict(), io.BytesIO())
         if number == 20:
             agent.step()
     return bits(model), agent

@@ -38,6 +38,8 @@ def test_the_rank_that_others_wait_for_is_named(hanging, kind):
         job.until(job.named)
         first = job.named()
         assert {(finding.rule, finding.ranks) for finding in first} == {(BY_RULE[kind], (guilty,))}, first
+        if kind == "save":
+            assert "rank 0 has been in torch.save for" in first[0].message
         assert {(finding.rule, finding.ranks) for finding in job.replayed()} == {
             (finding.rule, finding.ranks) for finding in job.open
         }

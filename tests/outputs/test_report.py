@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sqlite3
 from contextlib import closing
+from dataclasses import replace
 from html.parser import HTMLParser
 from itertools import pairwise
 
@@ -386,3 +387,12 @@ def test_the_content_security_policy_allows_our_scripts_and_no_requests(report):
     assert "script-src &#x27;sha256-" in policy
     assert "http:" not in policy
     assert "https:" not in policy
+
+
+def test_pauses_have_a_section_if_there_were_any(report):
+    assert "<h2>Pauses</h2>" not in page(report)
+    paused = window([FAST] * 4)
+    paused.column("gc_ns")[1] = 4_000_000
+    shown = page(replace(report, aggregate=aggregate_of(paused)))
+
+    assert re.search(r"garbage collection.*?2\.5%.*?rank 1.*?10\.0%", shown, re.DOTALL)

@@ -20,6 +20,7 @@ from ddpwatch.core.detectors.gpu_idle import gpu_idle
 from ddpwatch.core.detectors.gpu_throttle import gpu_throttle
 from ddpwatch.core.detectors.lossy import lossy
 from ddpwatch.core.detectors.memory import memory
+from ddpwatch.core.detectors.pauses import pauses
 from ddpwatch.core.detectors.rank_failed import rank_failed
 from ddpwatch.core.detectors.rank_lost import rank_lost
 from ddpwatch.core.detectors.same_data import same_data
@@ -38,6 +39,7 @@ DETECTORS: Final[tuple[Detector, ...]] = (
     Detector(rules.SYNC_POINT, sync_point, by_step=True),
     Detector(rules.UNEVEN_WORK, uneven_work, by_step=True),
     Detector(rules.CPU_STARVATION, cpu_starvation, by_step=False, gradual=True),
+    Detector(rules.PAUSES, pauses, by_step=True),
     Detector(rules.SLOW_LINK, slow_link, by_step=True),
     Detector(rules.DATA_BOUND, data_bound, by_step=True),
     Detector(rules.SLOWDOWN, slowdown, by_step=True),

@@ -14,7 +14,7 @@ from ddpwatch.core.detectors.context import DetectorContext
 from ddpwatch.core.detectors.log_findings import without_duplicates
 from ddpwatch.core.limits import DEFAULTS, BaselineLimits, EvaluationLimits, Limits, WindowLimits
 from ddpwatch.core.metrics.baseline import History
-from ddpwatch.core.metrics.window import WINDOW_STEPS, compared_ranks, gather, scaled_steps
+from ddpwatch.core.metrics.window import PAUSE_COLUMNS, WINDOW_STEPS, compared_ranks, gather, scaled_steps
 from ddpwatch.core.state.step_store import TIMES
 from ddpwatch.wire import MANY_RANKS
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 AT_ONCE: Final = 4
 """Evaluations of steps in one call: a whole history is evaluated in portions, so that nothing waits for it."""
-RULE_COLUMNS: Final = (*TIMES, "fingerprint", "comm_bytes", "input_elements")
+RULE_COLUMNS: Final = (*TIMES, "fingerprint", "comm_bytes", "input_elements", *PAUSE_COLUMNS)
 """Columns of steps that rules by step may read; rules by time have `TIMES`."""
 BY_STEP: Final = [detector for detector in DETECTORS if detector.by_step]
 BY_TIME: Final = [detector for detector in DETECTORS if not detector.by_step]

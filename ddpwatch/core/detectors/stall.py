@@ -24,14 +24,20 @@ if TYPE_CHECKING:
     from ddpwatch.core.diagnosis.arrivals import GroupMember, SyncPoint
     from ddpwatch.core.state.rank import RankState
     from ddpwatch.core.state.run import RunState
+    from ddpwatch.wire import Beat
 
 RULE: Final = rules.STALL
 MAX_ACTIVITIES: Final = 3
 """Missing ranks whose activity is listed."""
 MISSING_ADVICE: Final = (
     "Look at the stack of the missing rank, on its page or with `ddpwatch stacks`. Common causes: its data has ended, "
-    "its DataLoader hangs, it saves a checkpoint or evaluates alone (announce that with agent.pause), a debugger, or a "
-    "branch that skips the collective."
+    "its DataLoader hangs, slow work that only it does (announce that with agent.pause), a debugger, or a branch that "
+    "skips the collective."
+)
+BUSY_ADVICE: Final = (
+    "It works alone while the others wait, and the timeout goes on: save in the background "
+    "(torch.distributed.checkpoint.async_save) or split the evaluation over the ranks; if it has to take this long, "
+    "raise `timeout` of init_process_group. Its stack shows whether it still gets on."
 )
 HELD_ADVICE: Final = (
     "Resume it: `kill -CONT PID`, or detach the debugger; if it is blocked on a disk, check the mount (dmesg, df)."
@@ -55,8 +61,9 @@ def stall(context: DetectorContext) -> list[Finding]:
 
     Every rank counts the collectives it joins in each process group: the others wait for the rank with the lowest
     count, whichever rank fails first. If all ranks have joined, the network is the likely cause. A wait is abnormal
-    above one second and five times the 99th percentile of earlier waits, unless `agent.pause` announces it. A rank
-    without data is reported by `uneven-batch`, and a wait that has timed out by `timeout`.
+    above one second and five times the 99th percentile of earlier waits, unless `agent.pause` announces it; that a
+    rank saves a checkpoint or evaluates alone is named, and critical after a minute only. A rank without data is
+    reported by `uneven-batch`, and a wait that has timed out by `timeout`.
     """
     if context.gave_up is not None and context.gave_up.culprits:
         return []  # reported by `timeout`
@@ -144,7 +151,7 @@ def _missing(context: DetectorContext, sync_point: SyncPoint, also: Sequence[Syn
     )
     silent = all(misses_heartbeats(state, member.rank) for member in missing)
     beat = missing[0].rank.beat
-    advice = HOST_ADVICE if gone else MISSING_ADVICE
+    advice = HOST_ADVICE if gone else BUSY_ADVICE if sync_point.awaits_activity else MISSING_ADVICE
     if silent and not gone:
         advice = _no_heartbeat_advice([member.rank for member in missing])
     message = f"{names_of(missing)} {has} not joined {operation(sync_point)}: {waiting_text(sync_point)}"
@@ -199,7 +206,8 @@ def _severity(context: DetectorContext, sync_point: SyncPoint) -> Severity:
         # In the first steps ranks compile and start late: most likely they will arrive.
         return Severity.WARNING
     half_over = left_ns is not None and left_ns < waited_ns
-    return Severity.CRITICAL if half_over or waited_ns > limits.critical_s * 1e9 else Severity.WARNING
+    critical_s = limits.busy_s if sync_point.awaits_activity else limits.critical_s
+    return Severity.CRITICAL if half_over or waited_ns > critical_s * 1e9 else Severity.WARNING
 
 
 def has_trained(sync_point: SyncPoint, context: DetectorContext) -> bool:
@@ -261,17 +269,22 @@ def doing(state: RunState, member: GroupMember, *, at_end: bool = True) -> str:
     label = f"rank {rank.rank}{f' ({rank.host})' if state.spans_hosts else ''}"
     if misses_heartbeats(state, rank):
         # It may have entered another phase after its last heartbeat.
-        text = f"{label}: no heartbeat for {duration_text(since_ns / 1e9)}, last seen {in_phase(beat.phase)}"
+        text = f"{label}: no heartbeat for {duration_text(since_ns / 1e9)}, last seen {_place(beat)}"
         text += f"; {why}" if (why := why_no_heartbeat(rank)) else ""
     else:
         has = "had" if gone else "has"
-        text = f"{label} {has} been {in_phase(beat.phase)} for {duration_text((beat.phase_ns + since_ns) / 1e9)}"
+        text = f"{label} {has} been {_place(beat)} for {duration_text((beat.phase_ns + since_ns) / 1e9)}"
     if at_end and rank.at_end_of_data:
         text += ", at the end of its data"
     if beat.pause:
         text += f" (paused: {beat.pause})"
     top = _where(rank)
     return f"{text}, at {top}" if top else text
+
+
+def _place(beat: Beat) -> str:
+    """Its activity or phase as text."""
+    return f"in {beat.activity}" if beat.activity else in_phase(beat.phase)
 
 
 def _where(rank: RankState) -> str:

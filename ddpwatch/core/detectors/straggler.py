@@ -11,6 +11,7 @@ import numpy as np
 from ddpwatch.core import rule_names as rules
 from ddpwatch.core.alerts.model import Finding, Severity
 from ddpwatch.core.diagnosis.attribution import slow_cause
+from ddpwatch.core.diagnosis.data_loading import loading_advice
 from ddpwatch.core.diagnosis.scheduler_noise import with_scheduler_noise
 from ddpwatch.core.diagnosis.straggler_stats import MAD_TO_SIGMA, suspects
 from ddpwatch.core.limits import StragglerLimits
@@ -53,8 +54,8 @@ ADVICE: Final = {
     "backward": _COMPUTING,
     "optimizer": "Look for work that only this rank does around optimizer.step(): weight averaging, uneven shards of a "
     "sharded optimizer, offloading.",
-    "other": "Look for work that only this rank does between phases: logging, garbage collection, checkpoints, "
-    "metrics. Wrap intended pauses in agent.pause(...).",
+    "other": "Look for work that only this rank does between phases: logging, metrics, plots, uploads, files that it "
+    "writes. Wrap intended pauses in agent.pause(...).",
 }
 
 
@@ -64,7 +65,8 @@ def straggler(context: DetectorContext) -> list[Finding]:
     Compares `self`, the step without communication: in synchronous training all ranks have the same step time. Finds
     continuous, periodic and bursty slowness, reports most ranks of a host as the host, and names the phase with the
     largest excess. The cost is the fraction of the job's time that is lost against a rank as fast as the next-slowest
-    one, measured since it became slow. A lower GPU clock or CPU starvation in the same steps is reported as the cause.
+    one, measured since it became slow. Garbage collection, a checkpoint save, a lower GPU clock or CPU starvation in
+    the same steps is reported as the cause.
     """
     if not len(context.window):
         return []
@@ -172,10 +174,12 @@ def _cost(window: Window, rows: list[int], excess_ns: float) -> float | None:
     return float(cost_ns[slow].sum()) / max(float(window.job_step_ns[slow].sum()), 1.0)
 
 
-def _advice(context: DetectorContext, rank: int, phase: _Phase) -> str:
+def _advice(context: DetectorContext, window: Window, row: int, phase: _Phase) -> str:
     if not phase.alone:
         return ANYWHERE
-    hello = context.state.ranks[rank].hello
+    if phase.name == "data" and (advice := loading_advice(context.state, window, row)):
+        return advice
+    hello = context.state.ranks[window.ranks[row]].hello
     on_cpu = hello is not None and hello.device == "cpu"
     return COMPUTING_ON_CPU if on_cpu and ADVICE[phase.name] is _COMPUTING else ADVICE[phase.name]
 
@@ -207,6 +211,11 @@ def _finding(
     where, of_what = f" in {phase.name}", ""
     if not phase.alone:
         where, of_what = f", mostly in {phase.name}{',' if when else ''}", " of its own work"
+    lead = tail = ""
+    if reason is not None and reason.is_activity:
+        lead = f"{reason.text}, "
+    elif reason is not None:
+        tail = f" · {reason.text}"
     if cost is not None and cost >= StragglerLimits.MIN_COST_SHARE:
         effect = f"costs {percent(cost)} throughput"
     else:
@@ -215,9 +224,9 @@ def _finding(
         rule=RULE,
         severity=Severity.CRITICAL if cost is not None and cost >= limits.critical_cost else Severity.WARNING,
         subject=subject,
-        message=f"{slow_label}{where}{when}: {ms_text(phase.mine_ns)}{of_what} vs {ms_text(phase.others_ns)} on the "
-        f"others · {effect}{f' · {reason.text}' if reason else ''}",
-        advice=reason.advice if reason else _advice(context, window.ranks[worst.row], phase),
+        message=f"{slow_label}{where}{when}: {lead}{ms_text(phase.mine_ns)}{of_what} vs {ms_text(phase.others_ns)} on "
+        f"the others · {effect}{tail}",
+        advice=reason.advice if reason else _advice(context, window, worst.row, phase),
         ranks=ranks,
         phase=phase.name,
         pattern=(worst.pattern or None) if worst.regular else None,

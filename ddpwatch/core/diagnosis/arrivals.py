@@ -55,6 +55,11 @@ class GroupMember:
         return self.rank.beat is not None and bool(self.rank.beat.pause)
 
     @property
+    def activity(self) -> str:
+        """What keeps it in `other`: an evaluation or the function of a checkpoint save; empty = not known."""
+        return self.rank.beat.activity if self.rank.beat is not None else ""
+
+    @property
     def waits_at(self) -> int | None:
         """Sequence number of the operation that it waits for; None = not recorded."""
         return None if self.group.completed is None else self.group.completed + 1
@@ -119,6 +124,11 @@ class SyncPoint:
             earliest = min((each.waits_at for each in self.members if each.age_ns and each.waits_at), default=None)
             joined = [each for each in self.members if each.waits_at in (None, earliest)]
         return tuple(sorted((each for each in joined if each.age_ns), key=lambda each: -each.age_ns))
+
+    @cached_property
+    def awaits_activity(self) -> bool:
+        """Whether all missing ranks save a checkpoint or evaluate."""
+        return bool(self.missing) and all(member.activity for member in self.missing)
 
     @property
     def all_present(self) -> bool:

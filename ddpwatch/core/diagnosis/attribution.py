@@ -1,4 +1,4 @@
-"""Measured cause of a straggler in its slow steps: the clocks of its GPU, or CPU starvation."""
+"""Measured cause of a straggler in its slow steps: a pause with a name, the clocks of its GPU, or CPU starvation."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING, Final
 
+import numpy as np
+
 from ddpwatch.core.limits import StragglerLimits
+from ddpwatch.core.metrics.window import PAUSES, sampled_ranks
 from ddpwatch.core.state.gpu import clock_text, clocks_between, evenly_sampled, slowed
 from ddpwatch.core.units import percent
 
@@ -29,6 +32,20 @@ CORES_ADVICE: Final = (
     "Its host has more runnable threads than CPU cores: use fewer DataLoader workers, a small OMP_NUM_THREADS, "
     "dedicated cores per rank (taskset, --cpus-per-task), and stop other jobs on the host."
 )
+GC_ADVICE: Final = (
+    "Call gc.freeze() once after loading, gc.disable() before the loop, and gc.collect() every few hundred steps on "
+    "all ranks at the same step: then no rank waits for another rank's collection."
+)
+SAVE_ADVICE: Final = (
+    "All ranks wait while it saves: save less often, or write in the background "
+    "(torch.distributed.checkpoint.async_save, or copy to the CPU and save in a thread), first to a local disk."
+)
+EVALUATION_ADVICE: Final = (
+    "All ranks wait while it evaluates: split the evaluation over the ranks with a DistributedSampler, or evaluate "
+    "less often."
+)
+PAUSE_ADVICE: Final = {"gc_ns": GC_ADVICE, "save_ns": SAVE_ADVICE, "eval_ns": EVALUATION_ADVICE}
+"""By column of steps."""
 
 
 @dataclass(frozen=True)
@@ -36,15 +53,19 @@ class SlowCause:
     """A measured cause, in words."""
 
     kind: str
-    """`clocks` or `cores`."""
+    """`pause`, `clocks` or `cores`."""
     text: str
     advice: str
+    is_activity: bool = False
+    """Whether the text names what the rank does in this time."""
 
 
 def slow_cause(
     context: DetectorContext, window: Window, suspect: Suspect, slow: Sequence[Suspect], phase: str
 ) -> SlowCause | None:
     """The cause for one of the slow ranks in its slow phase; None = not known."""
+    if (pause := _pause(window, suspect)) is not None:
+        return pause
     rows = {one.row for one in slow}
     ranks = context.state.ranks
     mine = ranks[window.ranks[suspect.row]]
@@ -53,6 +74,17 @@ def slow_cause(
         return SlowCause("clocks", clocks, CLOCKS_ADVICE)
     if cores := _cores(window, suspect, mine, others):
         return SlowCause("cores", cores, CORES_ADVICE)
+    return None
+
+
+def _pause(window: Window, suspect: Suspect) -> SlowCause | None:
+    """The named pause that makes up most of the rank's excess over the others, if one does."""
+    others = sampled_ranks(np.delete(np.arange(len(window.ranks)), suspect.row))
+    for column, name in PAUSES.items():
+        pause_ns = window.pause_ns(column)[:, suspect.hit]
+        more_ns = float(np.median(pause_ns[suspect.row] - np.median(pause_ns[others], axis=0)))
+        if more_ns >= StragglerLimits.CAUSE_SHARE * suspect.excess_ns:
+            return SlowCause("pause", name, PAUSE_ADVICE[column], is_activity=True)
     return None
 
 

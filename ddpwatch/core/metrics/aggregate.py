@@ -23,7 +23,7 @@ from ddpwatch.core.metrics.histogram import BINS, MEDIAN, Histogram, MergingColu
 from ddpwatch.core.metrics.hung_steps import HungStepFinder
 from ddpwatch.core.metrics.scaling import Profile, waited_for
 from ddpwatch.core.metrics.sync_points import SyncPointSums
-from ddpwatch.core.metrics.window import SYNC, without_implausible
+from ddpwatch.core.metrics.window import PAUSES, SYNC, without_implausible
 from ddpwatch.wire import PHASES
 
 if TYPE_CHECKING:
@@ -80,6 +80,8 @@ class Aggregate:
         """The same of wire and wait, over the complete steps."""
         self._straggler_cost_ns = np.zeros(len(ranks))
         self._sync_points = SyncPointSums()
+        self._pauses_ns = np.zeros((len(PAUSES), len(ranks)))
+        """(pause, rank)."""
         self._samples = self._samples_ns = 0.0
         """Samples, and the time of the steps that reported them."""
         self._batches: Counter[int] = Counter()
@@ -110,6 +112,8 @@ class Aggregate:
         self.steps += len(window)
         self._phases_ns += window.phases_ns.mean(axis=0).sum(axis=1)
         self._step_ns.add(window.job_step_ns)
+        if set(PAUSES) <= set(window.columns):
+            self._pauses_ns[:, rows] += [window.pause_ns(name).sum(axis=1) for name in PAUSES]
         if not window.complete:
             return
         self._complete_steps += len(window)
@@ -169,6 +173,13 @@ class Aggregate:
     def sync_points(self, state: RunState) -> list[SyncPointFigures]:
         """Sync points of the complete steps, the longest first."""
         return self._sync_points.figures(state, self.total_ns * self._complete_steps / max(self.steps, 1))
+
+    def pause_shares(self) -> dict[str, dict[int, float]]:
+        """By column of steps and rank: garbage collection, checkpoint saves and evaluation as fractions of the steps'
+        time.
+        """
+        shares = (self._pauses_ns / max(self.total_ns, 1.0)).tolist()
+        return {name: dict(zip(self.ranks, row, strict=True)) for name, row in zip(PAUSES, shares, strict=True)}
 
     def mean_parts_ns(self) -> dict[str, float]:
         """Means over steps and ranks, which add up to the mean step: phases, with `sync` as wire and wait where that is

@@ -16,7 +16,7 @@ import numpy as np
 
 from ddpwatch.core.limits import WindowLimits
 from ddpwatch.core.metrics.aggregate import Aggregate
-from ddpwatch.core.metrics.window import WINDOW_STEPS, gather, medians, ranks_to_compare
+from ddpwatch.core.metrics.window import PAUSE_COLUMNS, WINDOW_STEPS, gather, medians, ranks_to_compare
 from ddpwatch.core.state.step_store import TIMES
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class RankFigures(msgspec.Struct, frozen=True, gc=False):
     """Largest micro-batch; None = not known."""
 
 
-MEASURED: Final = (*TIMES, "batch", "busy_ns", "comm_bytes")
+MEASURED: Final = (*TIMES, "batch", "busy_ns", "comm_bytes", *PAUSE_COLUMNS)
 """Columns that figures are computed from."""
 
 

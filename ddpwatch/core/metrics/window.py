@@ -40,6 +40,11 @@ ROOT: Final = 0
 """The rank whose buffers DDP broadcasts."""
 POINT_COLUMNS: Final = (*(f"point{number}_ns" for number in range(1, MAX_POINTS + 1)), "more_points_ns")
 SYNC_PATH: Final = "sync_path"
+PAUSES: Final = {"gc_ns": "garbage collection", "save_ns": "checkpoint save", "eval_ns": "evaluation"}
+"""Parts of a step with a name of their own, by column."""
+PAUSE_COLUMNS: Final = ("gc_ns", "gc_full_ns", "save_ns", "eval_ns")
+"""In the order of the table, so that they are read at once."""
+OTHER: Final = PHASES.index("other")
 NOT_KNOWN: Final = 255
 """In arrays of `excess_percent`: the rank has no such step."""
 NumberT = TypeVar("NumberT", bound=np.generic)
@@ -83,6 +88,11 @@ class Window:
         """One column of the table as (rank, step)."""
         column: IntArray = self.table[:, self.columns.index(name)]
         return column
+
+    def pause_ns(self, name: str) -> IntArray:
+        """One of `PAUSE_COLUMNS` as (rank, step), at most the time that it is part of."""
+        whole_ns = self.self_ns if name.startswith("gc") else self.phases_ns[:, OTHER]
+        return np.minimum(self.column(name), whole_ns)
 
     @cached_property
     def phases_ns(self) -> IntArray:

@@ -12,7 +12,7 @@ from msgspec.structs import force_setattr
 
 from ddpwatch.core.state.rank import PARTS
 from ddpwatch.core.state.sanitize import NAME_CHARS, NOTE_CHARS, are_sanitized, is_sanitized, sanitize, sanitized
-from ddpwatch.wire import FAILING, Bye, Checksum, Loader, Stack, StackFrame, ThreadStack
+from ddpwatch.wire import FAILING, Bye, Checksum, Loader, LoaderWorkers, Stack, StackFrame, ThreadStack
 
 if TYPE_CHECKING:
     from ddpwatch.core.state.rank import RankState
@@ -36,7 +36,7 @@ def sanitized_hello(hello: Hello) -> Hello:
 
 def sanitized_beat(beat: Beat) -> Beat:
     """A heartbeat, sent four times a second by each rank."""
-    if not beat.pause and _are_sanitized(beat.groups):
+    if not beat.pause and not beat.activity and _are_sanitized(beat.groups):
         return beat
     kept = sanitized(beat, NAME_CHARS)
     groups = [sanitized(group, NAME_CHARS) for group in beat.groups]
@@ -95,11 +95,13 @@ def without_steps_and_gpus(beat: Beat) -> Beat:
     return beat
 
 
-def apply_event(rank: RankState, event: Note | Loader | Checksum, now_ns: int) -> None:
+def apply_event(rank: RankState, event: Note | Loader | LoaderWorkers | Checksum, now_ns: int) -> None:
     """Keep an event of the training."""
     match event:
         case Loader():
             rank.add_loader(sanitized(event, NAME_CHARS))
+        case LoaderWorkers():
+            rank.apply_workers(event)
         case Checksum():
             rank.add_checksum(sanitized(event, NAME_CHARS))
         case _:
@@ -130,6 +132,8 @@ def apply_snap(rank: RankState, snap: Snap, now_ns: int) -> None:
         rank.add_checksum(sanitized(checksum, NAME_CHARS))
     for path in snap.sync_paths:
         rank.add_sync_path(sanitized_path(path))
+    if snap.workers is not None:
+        rank.apply_workers(snap.workers)
     rank.gpus.recall(snap.gpu_moments)
     if snap.gpus is not None:
         rank.gpus.update(snap.gpus, now_ns)

@@ -18,7 +18,21 @@ from ddpwatch.wire import AGENT_OFF, MAX_PATHS
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from ddpwatch.wire import Beat, Buckets, Bye, Checksum, Comm, Gone, Hello, Loader, Note, Stack, Step, SyncPath
+    from ddpwatch.wire import (
+        Beat,
+        Buckets,
+        Bye,
+        Checksum,
+        Comm,
+        Gone,
+        Hello,
+        Loader,
+        LoaderWorkers,
+        Note,
+        Stack,
+        Step,
+        SyncPath,
+    )
 
 RSS_SAMPLES_KEPT: Final = 360
 """Samples of the resident memory kept of each rank."""
@@ -270,6 +284,8 @@ class RankState:
     sequence: SequenceTracker = field(default_factory=SequenceTracker)
     notes: dict[tuple[int, str, str], Note] = field(default_factory=dict)
     loaders: dict[tuple[int, int, str], Loader] = field(default_factory=dict)
+    workers: LoaderWorkers | None = None
+    """Latest CPU use of its DataLoader's workers; None = it has none, or they were not measured."""
     checksums: dict[tuple[int, str, int], Checksum] = field(default_factory=dict)
     sync_paths: dict[int, SyncPath] = field(default_factory=dict)
     """Sequences of sync points outside DDP, by `Step.sync_path`."""
@@ -423,6 +439,11 @@ class RankState:
     def add_loader(self, loader: Loader) -> None:
         """Keep the start of a pass over the data, once."""
         _keep(self.loaders, (loader.step, loader.epoch, loader.sampler), loader, MAX_LOADERS)
+
+    def apply_workers(self, workers: LoaderWorkers) -> None:
+        """Keep the latest CPU use of the DataLoader's workers."""
+        if self.workers is None or workers.mono_ns > self.workers.mono_ns:
+            self.workers = workers
 
     def add_sync_path(self, path: SyncPath) -> None:
         """Keep the description of a sequence of sync points, once."""

@@ -43,6 +43,7 @@ _Numbered: TypeAlias = (
     | wire.Gpus
     | wire.Note
     | wire.Loader
+    | wire.LoaderWorkers
     | wire.SyncPath
     | wire.Checksum
     | wire.Bye

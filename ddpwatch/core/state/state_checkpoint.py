@@ -69,6 +69,7 @@ def _snap(rank: RankState, hello: Hello, beat: Beat, steps: int) -> bytes:
         steps=[step_of(row) for row in rank.steps.latest(steps).tolist()] if steps else [],
         notes=list(rank.notes.values()), loaders=list(rank.loaders.values()),
         checksums=list(rank.checksums.values()), sync_paths=list(rank.sync_paths.values()), gpus=rank.gpus.latest,
+        workers=rank.workers,
     )  # fmt: skip
     payload = encode(snap)
     # Only text can fill a frame; without it the snapshot is small.

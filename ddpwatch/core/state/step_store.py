@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from functools import lru_cache
 from itertools import pairwise
 from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING, Final, TypeAlias
@@ -62,17 +63,24 @@ class StepStore:
     def read(self, rings: Sequence[int], indices: IntArray, columns: Sequence[str] = COLUMNS) -> IntArray:
         """Read steps that all of these rings hold as (ring, column, step).
 
-        `columns` is all of `COLUMNS`, or begins with `TIMES`: all columns of a thousand ranks are megabytes.
+        Few `columns`, because all columns of a thousand ranks are megabytes.
         """
         table = self.table if list(rings) == list(range(len(self.table))) else self.table[list(rings)]
         read: IntArray = np.empty((len(rings), len(columns), len(indices)), dtype=np.int64)
-        first, adjacent = (0, len(COLUMNS)) if len(columns) == len(COLUMNS) else (COLUMN[TIMES[0]], len(TIMES))
         for where, slots in _ranges(indices % self.capacity):
             cut = table[:, slots]
-            read[:, :adjacent, where] = cut[:, :, first : first + adjacent].transpose(0, 2, 1)
-            for place in range(adjacent, len(columns)):
-                read[:, place, where] = cut[:, :, COLUMN[columns[place]]]
+            for begin, end in _adjacent(tuple(columns)):
+                first = COLUMN[columns[begin]]
+                read[:, begin:end, where] = cut[:, :, first : first + end - begin].transpose(0, 2, 1)
         return read
+
+
+@lru_cache(maxsize=16)
+def _adjacent(columns: tuple[str, ...]) -> list[tuple[int, int]]:
+    """Begins and ends of columns that are adjacent in the table: those are on the same cache line."""
+    places = [COLUMN[name] for name in columns]
+    breaks = [place for place in range(1, len(places)) if places[place] != places[place - 1] + 1]
+    return list(pairwise([0, *breaks, len(places)]))
 
 
 def _ranges(slots: IntArray) -> list[tuple[slice, slice | IntArray]]:

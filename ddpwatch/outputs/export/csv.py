@@ -8,7 +8,7 @@ from typing import IO, TYPE_CHECKING, Final
 
 import numpy as np
 
-from ddpwatch.core.metrics.window import SYNC
+from ddpwatch.core.metrics.window import PAUSES, SYNC
 from ddpwatch.core.state.sanitize import NAME_CHARS, sanitize
 from ddpwatch.core.units import MAX_UNIX_NS
 from ddpwatch.wire import EVALUATED, HOST_TIMED, PAUSED, PHASES, SKIPPED
@@ -28,6 +28,7 @@ FLAGS: Final = {"skipped": SKIPPED, "paused": PAUSED, "evaluated": EVALUATED, "h
 COLUMNS: Final = (
     "attempt", "rank", "host", "step", "time", "step_ms", *(f"{phase}_ms" for phase in PHASES), "self_ms", "wire_ms",
     "wait_ms", "samples", "batch", "backwards", *FLAGS, "busy_ms", "comm_bytes",
+    *(f"{name.removesuffix('_ns')}_ms" for name in PAUSES),
 )  # fmt: skip
 LOGGED: Final = "log_"
 """Prefix of columns with logged values, whose names may equal another column or look like a formula."""
@@ -83,6 +84,7 @@ def _measured(window: Window) -> list[list[object]]:
         *(_by_step((flags & flag != 0).astype(np.int64)) for flag in FLAGS.values()),
         [milliseconds if milliseconds != "0.0" else "" for milliseconds in _ms(window.column("busy_ns"))],
         _reported_values(window.column("comm_bytes")),
+        *(_ms(window.pause_ns(name)) for name in PAUSES),
     ]
 
 

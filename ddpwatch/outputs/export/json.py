@@ -22,7 +22,7 @@ from ddpwatch.version import VERSION
 from ddpwatch.view.alerts.format import alert_object, iso
 from ddpwatch.view.job_manifest import manifest_object
 from ddpwatch.view.outcome_text import hung_object
-from ddpwatch.view.status import backend, sync_points_object
+from ddpwatch.view.status import backend, pauses_object, sync_points_object
 
 if TYPE_CHECKING:
     from ddpwatch.core.alerts.model import Alert
@@ -135,6 +135,7 @@ def _ranks(state: RunState, aggregate: RunAggregate) -> list[dict[str, Any]]:
     phases_ns, waits_ns = aggregate.phases_ns(), aggregate.waits_ns()
     steps_ns = phases_ns.sum(axis=1)
     selves_ns = steps_ns - phases_ns[:, SYNC]
+    shares = aggregate.pause_shares()
     costs = {cost.subject: cost.share for cost in aggregate.costs()}
     known = state.world_size > 1 and bool(np.isfinite(waits_ns).any())
     return [
@@ -144,6 +145,7 @@ def _ranks(state: RunState, aggregate: RunAggregate) -> list[dict[str, Any]]:
             "mean_step_ms": _ms(float(step_ns)),
             "mean_self_ms": _ms(float(self_ns)),
             "mean_wait_ms": _ms(float(wait_ns)),
+            "pauses": pauses_object(shares, rank),
             "imposed_share": _share(costs.get(rank, 0.0)) if known and steps else None,
             "stood_still": hung_object(aggregate.hung_steps({rank})),
         }

@@ -34,6 +34,7 @@ _SECTIONS: Final = (
     sections.alerts,
     sections.utilization,
     sections.sync_points,
+    sections.pauses,
     sections.buckets,
     sections.reproduce,
 )

@@ -9,6 +9,7 @@ import numpy as np
 from ddpwatch.core.limits import DEFAULTS
 from ddpwatch.core.metrics.aggregate import P99
 from ddpwatch.core.metrics.live_metrics import backward_ns_of, timings_of
+from ddpwatch.core.metrics.window import PAUSES
 from ddpwatch.core.model_kinds import sync_name
 from ddpwatch.core.units import (
     UNPROVEN,
@@ -329,6 +330,21 @@ def sync_points(report: Report) -> Section:
     )
     titles = ["sync point", "in", "ms", "of the time", "wire", "waiting", "of the steps"]
     return section("Sync points", h("p", note, class_="quiet"), table(titles, rows, numbers=range(2, 7)))
+
+
+def pauses(report: Report) -> Section:
+    """Garbage collection, checkpoint saves and evaluation, if there were any."""
+    rows = []
+    for column, by_rank in report.aggregate.pause_shares().items():
+        most = max(by_rank, key=lambda rank: by_rank[rank], default=None)
+        if most is not None and by_rank[most]:
+            mean = sum(by_rank.values()) / len(by_rank)
+            rows.append([PAUSES[column], f"{mean:.1%}", f"rank {most}", f"{by_rank[most]:.1%}"])
+    if not rows:
+        return _NOTHING
+    note = "Parts of a step with a name of their own. All ranks wait while one of them pauses alone."
+    titles = ["pause", "of the time", "most on", "of its time"]
+    return section("Pauses", h("p", note, class_="quiet"), table(titles, rows, numbers=(1, 3)))
 
 
 def buckets(report: Report) -> Section:

@@ -5,10 +5,12 @@ from __future__ import annotations
 from operator import itemgetter
 from typing import TYPE_CHECKING, Final
 
+from ddpwatch.core.diagnosis.data_loading import first_batches_of
 from ddpwatch.core.diagnosis.exits import why_no_heartbeat
+from ddpwatch.core.metrics.pauses import pauses_of
 from ddpwatch.core.model_kinds import DDP
 from ddpwatch.core.state.run import ALIVE
-from ddpwatch.core.units import UNPROVEN, count, duration_text, percent, plural, size
+from ddpwatch.core.units import UNPROVEN, count, duration_text, ms_text, percent, plural, size
 from ddpwatch.view.cells import Cell, Level
 from ddpwatch.view.gpus.busy_and_waiting import cpu_percent, stale_s
 from ddpwatch.view.gpus.detail import absences, gpu_facts
@@ -17,16 +19,20 @@ from ddpwatch.view.layout import facts, heading, paragraph
 from ddpwatch.wire import PHASES
 
 if TYPE_CHECKING:
+    from ddpwatch.core.metrics.pauses import PauseFigures
     from ddpwatch.core.state.rank import RankState
     from ddpwatch.view.cells import Line
     from ddpwatch.view.ranks.columns import Row
     from ddpwatch.view.run_view import RunView
-    from ddpwatch.wire import Beat, Hello, Loader
+    from ddpwatch.wire import Beat, Hello, Loader, LoaderWorkers
 
 NOTES_SHOWN: Final = 3
 """Max. number of notes shown, the newest."""
 _MIN_STARVATION: Final = 0.01
 """Smallest CPU starvation that is shown, as a fraction of the time."""
+_MIN_PAUSES: Final = 0.001
+"""Smallest pauses that are shown, as a fraction of the time."""
+PAUSE_LABELS: Final = {"gc_ns": "GC", "save_ns": "saves", "eval_ns": "evaluation"}
 SETTINGS_SHOWN: Final = 12
 """Max. number of DDP settings shown."""
 WRAPPERS: Final = {
@@ -60,6 +66,7 @@ def rank_facts(run_view: RunView, row: Row, columns: int) -> list[Line]:
     groups = (
         *gpus,
         ("process", _process(run_view, row)),
+        ("pauses", _pauses(run_view, rank)),
         ("data", _data(row)),
         ("logged by the script", _logged(rank)),
         ("setup", _set_up(rank.hello)),
@@ -88,7 +95,7 @@ def _process(run_view: RunView, row: Row) -> list[tuple[str, str]]:
     if (waited := rank.cpu_starvation.lately) is not None and waited >= _MIN_STARVATION:
         pairs.insert(1, ("starved", f"waited for a CPU core {percent(waited)} of the time it was runnable"))
     if row.condition in ALIVE:
-        pairs.append(("now", f"has been in {PHASES[beat.phase]} for {_short(beat.phase_ns)}"))
+        pairs.append(("now", f"has been in {beat.activity or PHASES[beat.phase]} for {_short(beat.phase_ns)}"))
     elif rank.last_received_ns is not None:
         pairs.append(("last message", f"{duration_text((run_view.now.now_ns - rank.last_received_ns) / 1e9)} ago"))
     return pairs
@@ -119,6 +126,21 @@ def _logged(rank: RankState) -> list[tuple[str, str]]:
     return [*((name, f"{value:.6g}") for name, value in values.items()), ("at step", count(step))]
 
 
+def _pauses(run_view: RunView, rank: RankState) -> list[tuple[str, str]]:
+    shown = (pause for pause in pauses_of(run_view.state, rank) if pause.share >= _MIN_PAUSES)
+    return [(PAUSE_LABELS[pause.column], _pause(pause)) for pause in shown]
+
+
+def _pause(pause: PauseFigures) -> str:
+    parts = [
+        f"{pause.share:.1%} of the time",
+        pause.detail,
+        f"up to {ms_text(pause.longest_ns)} in {plural(pause.steps, 'step')}",
+        f"last in step {count(pause.last_step)}",
+    ]
+    return ", ".join(filter(None, parts))
+
+
 def _data(row: Row) -> list[tuple[str, str]]:
     pairs = []
     if row.figures is not None and row.figures.batch is not None:
@@ -126,7 +148,18 @@ def _data(row: Row) -> list[tuple[str, str]]:
     if row.state.loaders:
         _, loader = max(row.state.loaders.items(), key=itemgetter(0))
         pairs += [("sampler", _sampler(loader)), ("loader", _loader(loader))]
+        if row.state.workers is not None and loader.workers:
+            pairs.append(("workers", _workers(row.state.workers)))
+        if (first := first_batches_of(row.state)) is not None:
+            pairs.append(("first batch", f"{ms_text(first.first_ns)}, later ones {ms_text(first.later_ns)}"))
     return pairs
+
+
+def _workers(workers: LoaderWorkers) -> str:
+    text = f"{workers.cpu_percent}% of a core each"
+    if workers.queued_percent:
+        text += f", waited for one {workers.queued_percent}% of the time"
+    return text
 
 
 def _sampler(loader: Loader) -> str:
@@ -141,6 +174,12 @@ def _sampler(loader: Loader) -> str:
 
 def _loader(loader: Loader) -> str:
     parts = [plural(loader.workers, "worker") if loader.workers else "no workers"]
+    if loader.workers and loader.prefetch_factor:
+        parts.append(f"prefetch_factor {count(loader.prefetch_factor)}")
+    if loader.workers and loader.persistent_workers is not None:
+        parts.append("persistent" if loader.persistent_workers else "new in each epoch")
+    if loader.pin_memory is not None:
+        parts.append("pinned memory" if loader.pin_memory else "memory not pinned")
     if loader.length:
         parts.append(f"{count(loader.length)} batches per epoch")
     return ", ".join([*parts, f"epoch {count(loader.epoch + 1)} since start"])

@@ -28,7 +28,18 @@ from tests.builders.hung_run import (
     with_timeout,
 )
 from tests.builders.scenario_frames import frames
-from tests.builders.synthetic_run import SECOND, look, make_run, remember, run_of, train, with_sync_points
+from tests.builders.synthetic_run import (
+    SECOND,
+    collecting,
+    look,
+    make_run,
+    remember,
+    run_of,
+    saving,
+    train,
+    with_loader,
+    with_sync_points,
+)
 
 TWO_HOSTS = ("node-a", "node-a", "node-b", "node-b")
 GIB = 1 << 30
@@ -85,6 +96,10 @@ def straggler_samples():
         reported=lambda beat: int({1: 0.25}.get(beat.rank, 0.01) * beat.mono_ns) + 1,
     )
     yield "CPU starvation", look(starved)
+    yield "garbage collection", look(collecting({2: 3}))
+    for name in ("save_ns", "eval_ns"):
+        yield f"paused, {name}", look(saving({0}, every=4, name=name))
+    yield "a DataLoader without workers", look(with_loader(late("data", cores=16), workers=0))
 
 
 def comm_share_samples():
@@ -130,6 +145,16 @@ def cpu_starvation_samples():
     yield "with settings", look(state)
 
 
+def pauses_samples():
+    yield "all ranks", look(collecting(dict.fromkeys(range(4), 10)))
+    yield "one rank", look(collecting({2: 5}))
+    young = {rank: train(gc_ns=1_200_000) for rank in range(4)}
+    yield "young generations", look(make_run(young))
+    yield "a world of one", look(collecting({0: 10}, world=1))
+    yield "saves of one rank", look(saving(ranks={0}))
+    yield "saves of all ranks", look(saving(ranks={0, 1, 2, 3}))
+
+
 def slow_link_samples():
     before = remember(*[run_of(sync=2, comm_bytes=98 << 20)] * 4)
     yield "one host", look(run_of(sync=6, comm_bytes=98 << 20), before)
@@ -140,6 +165,20 @@ def data_bound_samples():
     yield "all ranks", look(run_of(data=19))
     yield "most ranks", look(make_run({rank: train(data=19) if rank else train(sync=20) for rank in range(4)}))
     yield "a world of one", look(run_of(world=1, data=19))
+    slow, two = {"data": 19}, {"workers": 2, "pin_memory": False, "persistent_workers": False}
+    yield "no workers", look(with_loader(run_of(**slow), workers=0))
+    yield "busy workers, free cores", look(with_loader(run_of(**slow, cores=32), used=(97, 1), **two))
+    yield "busy workers, no free core", look(with_loader(run_of(**slow, cores=8), used=(97, 1), **two))
+    yield "starved workers", look(with_loader(run_of(**slow, cores=4), used=(60, 35), **two))
+    yield "waiting workers", look(with_loader(run_of(**slow, cores=32), used=(12, 1), **two))
+    yield "memory not pinned", look(with_loader(run_of(**slow, device="cuda:0"), **two))
+    short = {rank: [make_step(i, **({"data": 200} if i % 5 == 0 else {})) for i in range(10, 60)] for rank in range(4)}
+    starts = range(10, 60, 5)
+    yield "short epochs", look(with_loader(make_run(short), starts=starts, **two))
+    yield (
+        "short epochs, persistent workers",
+        look(with_loader(make_run(short), starts=starts, workers=2, persistent_workers=True)),
+    )
 
 
 def slowdown_samples():
@@ -400,6 +439,9 @@ def stall_samples():
         "missing, paused",
         look(halted({0: make_group(42, 9), 1: make_group(41), 2: make_group(41)}, r1={"pause": "checkpoint"})),
     )
+    for activity in ("torch.save", "evaluation"):
+        busy = {"phase": wire.PHASES.index("other"), "activity": activity, "phase_ns": 40 * SECOND}
+        yield f"missing, in {activity}", look(one_missing(40.0, r2=busy))
     yield "missing in two groups", look(missing_in_two_groups())
     side = {rank: make_group(7 - (rank == 2), 9 * (rank != 2), name="side") for rank in range(4)}
     yield "missing in a side group", look(halted({rank: [make_group(900), side[rank]] for rank in range(4)}))
@@ -527,6 +569,7 @@ SAMPLES = {
     rules.SYNC_POINT: sync_point_samples,
     rules.UNEVEN_WORK: uneven_work_samples,
     rules.CPU_STARVATION: cpu_starvation_samples,
+    rules.PAUSES: pauses_samples,
     rules.SLOW_LINK: slow_link_samples,
     rules.DATA_BOUND: data_bound_samples,
     rules.SLOWDOWN: slowdown_samples,

@@ -434,3 +434,30 @@ def test_a_wait_is_reported_again_when_its_timeout_is_near_and_opens_no_other_al
         ("changed", Severity.CRITICAL),
         ("changed", Severity.CRITICAL),
     ]
+
+
+SAVING = {"phase": wire.PHASES.index("other"), "activity": "torch.save"}
+
+
+def test_a_rank_that_saves_alone_is_named_with_it_and_is_not_critical_for_a_minute():
+    finding = only(stall(look(one_missing(40.0, r2={**SAVING, "phase_ns": 41 * SECOND}))))
+
+    assert "rank 2 has been in torch.save for 41 s" in finding.message
+    assert finding.severity is Severity.WARNING
+    assert "async_save" in finding.advice
+    assert only(stall(look(one_missing(61.0, r2=SAVING)))).severity is Severity.CRITICAL
+
+
+def test_a_save_does_not_stop_the_timeout():
+    finding = only(stall(look(with_timeout(14, 30, r1=SAVING))))
+    assert finding.severity is Severity.WARNING
+    finding = only(stall(look(with_timeout(16, 30, r1=SAVING))))
+
+    assert "timeout in 14 s" in finding.message
+    assert finding.severity is Severity.CRITICAL
+
+
+def test_a_save_of_one_missing_rank_does_not_excuse_another():
+    groups = {0: make_group(42, 12), 1: make_group(41), 2: make_group(41)}
+
+    assert "rank 1 has been in torch.save" in only(stall(look(halted(groups, r1=SAVING)))).message

@@ -247,3 +247,14 @@ def test_without_all_ranks_nothing_is_shown():
     assert timeline.aggregate.steps == 0
     assert timeline.aggregate.step_ns() is None
     assert timeline.aggregate.samples_per_s is None
+
+
+def test_pauses_are_fractions_of_the_time_by_rank():
+    steps = window([FAST] * 4)
+    steps.column("gc_ns")[1] = 4 * MS
+    steps.column("save_ns")[0] = 1 * MS
+    shares = aggregate_of(steps).pause_shares()
+
+    assert shares["gc_ns"] == pytest.approx({0: 0, 1: 0.1, 2: 0, 3: 0})
+    assert shares["save_ns"] == pytest.approx({0: 1 / 40, 1: 0, 2: 0, 3: 0})
+    assert set(shares["eval_ns"].values()) == {0}

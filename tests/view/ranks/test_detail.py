@@ -222,3 +222,41 @@ def test_what_does_not_fit_is_announced():
     assert len(lines) == 12
     assert plain(lines[-1]).startswith("… ")
     assert plain(lines[-1]).endswith(" more lines")
+
+
+def test_pauses_are_named_with_their_share_of_the_time():
+    drawn = make_run_view(make_monitor(1, slow=None))
+    paused = {"other": 121, "gc_ns": 120_000_000, "gc_full_ns": 120_000_000}
+    evaluated = {"other": 61, "eval_ns": 60_000_000, "flags": wire.EVALUATED}
+    saved = {"other": 301, "save_ns": 300_000_000}
+    steps = [make_step(120, **paused), make_step(121, **evaluated), make_step(122, **saved), make_step(123, **saved)]
+    drawn.state.ranks[0].add_steps(steps)
+    text = page(rank_page(drawn, 0, 100, ALL_ROWS))
+
+    assert "GC 2.1% of the time, generation 2, up to 120 ms in 1 step, last in step 120" in text
+    assert "saves 10.5% of the time, up to 300 ms in 2 steps, last in step 123" in text
+    assert "evaluation 1.1% of the time, up to 60.0 ms in 1 step, last in step 121" in text
+    assert "pauses" not in page(rank_page(make_run_view(make_monitor(1)), 0, 100, ALL_ROWS))
+
+
+def test_the_settings_of_the_loader_its_workers_and_first_batches_are_shown():
+    loaders = [
+        wire.Loader(
+            rank=0, seq=5, step=step, epoch=epoch, sampler="S", distributed=True, workers=2, pin_memory=False,
+            prefetch_factor=4, persistent_workers=False,
+        )
+        for epoch, step in enumerate((20, 40, 60))
+    ]  # fmt: skip
+    workers = wire.LoaderWorkers(rank=0, seq=5, step=60, mono_ns=1, workers=2, cpu_percent=97, queued_percent=12)
+    text = page(rank_page(make_run_view(make_monitor(loaders=loaders, workers=workers)), 0, 100, ALL_ROWS))
+
+    assert "2 workers, prefetch_factor 4, new in each epoch, memory not pinned" in text
+    assert "97% of a core each, waited for one 12% of the time" in text
+    assert "first batch 1.00 ms, later ones 1.00 ms" in text
+
+
+def test_what_a_rank_does_right_now_has_its_name():
+    busy = {"phase": wire.PHASES.index("other"), "activity": "torch.save", "phase_ns": 40_000_000_000}
+    drawn = make_run_view(make_monitor(1, beat=make_beat(0, 5, step=120, **busy)))
+
+    assert "has been in torch.save for 40 s" in page(rank_page(drawn, 0, 100, ALL_ROWS))
