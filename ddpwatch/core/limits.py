@@ -92,6 +92,9 @@ class StragglerLimits(_Group, frozen=True):
     """CPU starvation or a pause that makes up this fraction of a rank's excess is its cause."""
     SCHEDULER_NS: ClassVar[int] = 2_000_000_000
     """Correlation time in ns of scheduler noise: the kernel moves threads between cores every few seconds."""
+    UNMEASURED_PART: ClassVar[float] = 0.5
+    """Standard deviation of what the measured starvation leaves open, as a fraction of that of starvation: excess and
+    starvation correlate by 0.9 and more, and less with DataLoader workers, whose own starvation is not measured."""
     PRIOR_INTERVALS: ClassVar[int] = 1
     """Weight, in sampled intervals, of the prior of scheduler noise: a standard deviation equal to the mean starvation
     since the start."""

@@ -21,7 +21,7 @@ LIMITS = msgspec.structs.replace(
     DEFAULTS,
     judge=msgspec.structs.replace(DEFAULTS.judge, least_s=0.001, warmup_steps=2),
     # Naps are three quarters of a step. On a busy machine a rank may be slower than the others by more than 5%.
-    straggler=msgspec.structs.replace(DEFAULTS.straggler, share=0.5),
+    straggler=msgspec.structs.replace(DEFAULTS.straggler, share=0.3),
 )
 
 

@@ -76,7 +76,7 @@ def test_the_slow_rank_is_named_with_its_phase_and_no_other(pool, kind, world_si
     named = named_stragglers(answers, (None, *PHASES))
     assert named == {None: []} | {phase: [((1,), phase)] for phase in PHASES}
     steps, _, _ = answers[0]
-    assert len(steps) == 180
+    assert len(steps) == SEGMENT * (len(PHASES) + 1)
     assert all(step.backwards == 1 and step.samples == 8 for step in steps)
 
 

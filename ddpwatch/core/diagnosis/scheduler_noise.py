@@ -3,13 +3,15 @@
 Where cores are oversubscribed, the kernel starves one thread after another, each for up to some seconds. Slow steps
 then come in bursts, so a standard error that assumes independent steps is far too small. The kernel reports how long
 each training thread was runnable without a core: the standard deviation of that share over time is the noise that is
-added to a straggler's excess, and its correlation time reduces the number of independent observations.
+added to a straggler's excess, and its correlation time reduces the number of independent observations. An excess that
+this time does not explain, as it was measured in the same steps, is proven without most of that noise.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
+from statistics import median
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -45,9 +47,31 @@ def with_scheduler_noise(
         span_ns = float(window.job_step_ns[suspect.first : suspect.last + 1].sum())
         share = error * noises[host].sigma(window.ranks[suspect.row], span_ns)
         # As an excess in each of its slow steps, which together cost this share of the time.
-        noise_ns = share * span_ns / max(suspect.slow_steps, 1)
-        noisier.append(replace(suspect, noise_ns=math.hypot(suspect.noise_ns, noise_ns)))
+        per_share_ns = span_ns / max(suspect.slow_steps, 1)
+        noise_ns = math.hypot(suspect.noise_ns, share * per_share_ns)
+        # What was measured in these very steps is known better than by its distribution.
+        starved = _measured(state, window, suspect)
+        if starved is not None:
+            rest_ns = math.hypot(suspect.noise_ns, StragglerLimits.UNMEASURED_PART * share * per_share_ns)
+            noise_ns = min(noise_ns, rest_ns + max(starved, 0.0) * per_share_ns)
+        noisier.append(replace(suspect, noise_ns=noise_ns))
     return [suspect for suspect in noisier if suspect.proven or not suspect.ended]
+
+
+def _measured(state: RunState, window: Window, suspect: Suspect) -> float | None:
+    """Share of the time by which the suspect waited longer for a core than the median of the others, during its slow
+    episode; None = not known.
+    """
+    indices = window.indices[[max(suspect.first - 1, 0), suspect.last]]
+    shares: dict[int, float] = {}
+    sampled = evenly_sampled([state.ranks[rank] for rank in window.ranks])
+    for rank in {window.ranks[suspect.row], *(each.rank for each in sampled)}:
+        begin_ns, end_ns = state.ranks[rank].steps.column("end_ns", indices).tolist()
+        share = state.ranks[rank].cpu_starvation.share(begin_ns, end_ns)
+        if share is not None:
+            shares[rank] = share
+    mine = shares.pop(window.ranks[suspect.row], None)
+    return None if mine is None or not shares else mine - median(shares.values())
 
 
 @dataclass(frozen=True)
