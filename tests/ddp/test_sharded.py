@@ -7,7 +7,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 import ddpwatch.agent
 from ddpwatch.core.metrics.sync_points import SyncPointSums
-from tests.builders.slow_segments import LIMITS, PHASES, Naps, named_stragglers, state_of
+from tests.builders.slow_segments import LIMITS, PHASES, SEGMENT, Naps, named_stragglers, state_of
 from tests.builders.synthetic_run import look
 from tests.builders.training import Net, snapshot
 
