@@ -12,6 +12,7 @@ from torch.nn.parameter import is_lazy
 
 from ddpwatch.agent.environment import command, environment
 from ddpwatch.agent.registration import identify
+from ddpwatch.agent.torch_private import uncompiled
 from ddpwatch.wire import fit, ranges
 
 DATAPARALLEL: Final = (
@@ -61,8 +62,8 @@ def describe(model: nn.Module, kind: str, comm: str, clock: str) -> dict[str, An
     """The fields of `wire.Hello` about the model and how the job was started."""
     ddps = ddp_modules(model)
     inner: Any = model
-    while isinstance(inner, DistributedDataParallel | DataParallel) or hasattr(inner, "_orig_mod"):
-        inner = inner._orig_mod if hasattr(inner, "_orig_mod") else inner.module
+    while isinstance(inner, DistributedDataParallel | DataParallel) or uncompiled(inner) is not None:
+        inner = inner.module if uncompiled(inner) is None else uncompiled(inner)
     parameters = [parameter for parameter in model.parameters() if not is_lazy(parameter)]
     return {
         "model": fit(type(inner).__name__),

@@ -18,6 +18,7 @@ from torch.compiler import is_compiling
 from ddpwatch.agent.clock import BACKWARD, PRESYNC, SYNC, SYNC_POINTS
 from ddpwatch.agent.fail_open import guarded
 from ddpwatch.agent.patching import Patch
+from ddpwatch.agent.torch_private import FUNCTIONAL_COLLECTIVES, LAUNCHES, current_autograd_node
 from ddpwatch.wire import MAX_POINTS
 
 if TYPE_CHECKING:
@@ -38,15 +39,9 @@ ROOTED: Final = frozenset(
     }
 )  # fmt: skip
 """Operations that a rank may leave before others have joined: their least wait is not the network's time."""
-LAUNCHES: Final = (
-    "allreduce", "allreduce_coalesced", "allgather", "_allgather_base", "allgather_into_tensor_coalesced", "broadcast",
-    "reduce", "reduce_scatter", "_reduce_scatter_base", "reduce_scatter_tensor_coalesced", "gather", "scatter",
-    "alltoall", "alltoall_base", "barrier", "_end_coalescing",
-)  # fmt: skip
-"""Methods of `ProcessGroup` that start a collective."""
 _TORCH: Final = f"{Path(torch.__file__).parent}/"
 _DISTRIBUTED: Final = f"{_TORCH}distributed/"
-_NAMELESS: Final = (f"{_DISTRIBUTED}c10d_logger.py", f"{_DISTRIBUTED}_functional_collectives.py")
+_NAMELESS: Final = (f"{_DISTRIBUTED}c10d_logger.py", f"{_DISTRIBUTED}{FUNCTIONAL_COLLECTIVES.rpartition('.')[2]}.py")
 """Files whose functions are not operations that a script calls."""
 _OWN: Final = f"{Path(__file__).parents[1]}/"
 _PACKAGES: Final = ("/site-packages/", "/dist-packages/")
@@ -85,11 +80,10 @@ class CollectiveHooks:
         self._launches = False
         if not distributed.is_available():
             return
-        c10d: Any = torch._C._distributed_c10d
-        functional: Any = sys.modules.get("torch.distributed._functional_collectives")
-        self._patches.append(Patch(c10d.Work, "wait", self._around))
+        functional: Any = sys.modules.get(FUNCTIONAL_COLLECTIVES)
+        self._patches.append(Patch(distributed.Work, "wait", self._around))
         # Blocks in C++ without a Work.
-        self._patches.append(Patch(c10d.ProcessGroup, "monitored_barrier", self._around))
+        self._patches.append(Patch(distributed.ProcessGroup, "monitored_barrier", self._around))
         # Functional collectives, and with them DTensor, wait for a tensor instead of a Work.
         if functional is not None:
             self._patches.append(Patch(functional, "wait_tensor", self._around))
@@ -101,8 +95,7 @@ class CollectiveHooks:
         if self._launches or not self._patches:
             return
         self._launches = True
-        group: Any = torch._C._distributed_c10d.ProcessGroup
-        self._patches += [Patch(group, name, self._around_launch) for name in LAUNCHES if hasattr(group, name)]
+        self._patches += [Patch(distributed.ProcessGroup, name, self._around_launch) for name in LAUNCHES]
 
     def remove(self) -> None:
         """Remove every wrapper."""
@@ -141,7 +134,7 @@ class CollectiveHooks:
         if self._inside or phase == SYNC or phase >= PRESYNC:
             return False
         if get_ident() != (self._forward.thread_id or recorder.thread) and (
-            phase != BACKWARD or torch._C._current_autograd_node() is None
+            phase != BACKWARD or current_autograd_node() is None
         ):
             return False
         self._inside = True

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 from torch.compiler import is_compiling
 from torch.utils.data import DistributedSampler, RandomSampler
-from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from ddpwatch.agent.batch_tensors import first_tensor
 from ddpwatch.agent.clock import DATA, OTHER
 from ddpwatch.agent.fail_open import guarded
 from ddpwatch.agent.patching import Patch
+from ddpwatch.agent.torch_private import LOADER_ITERATOR, batches_yielded, index_sampler, loader_workers
 from ddpwatch.wire import Loader
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ class LoaderHooks:
         self._recorder = recorder
         self._forward = forward
         self._passes: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
-        self._patch = Patch(_BaseDataLoaderIter, "__next__", self._around_next)
+        self._patch = Patch(LOADER_ITERATOR, "__next__", self._around_next)
 
     def remove(self) -> None:
         """Restore the DataLoader's method."""
@@ -61,7 +61,7 @@ class LoaderHooks:
         trainer = self._forward.thread_id or self._recorder.thread
         if trainer != get_ident() or not self._forward.training():
             return False
-        if iterator._num_yielded == 0:
+        if batches_yielded(iterator) == 0:
             self._pass_began(iterator)
         self._recorder.clock.switch(DATA)
         return True
@@ -77,26 +77,26 @@ class LoaderHooks:
             self._recorder.see(tensor)
 
     def _pass_began(self, iterator: Any) -> None:
-        index_sampler = iterator._index_sampler
-        sampler = _ask(index_sampler, "sampler")
+        by_batch = index_sampler(iterator)
+        sampler = _ask(by_batch, "sampler")
         if sampler is None:
-            sampler = index_sampler
+            sampler = by_batch
         replicas = max(
-            _count(owner, name) for owner in (sampler, index_sampler) for name in ("num_replicas", "num_processes")
+            _count(owner, name) for owner in (sampler, by_batch) for name in ("num_replicas", "num_processes")
         )
         sampler_epoch = _ask(sampler, "epoch")
         shuffle = _ask(sampler, "shuffle")
         self._recorder.event(
             Loader,
-            epoch=self._passes_before(index_sampler),
+            epoch=self._passes_before(by_batch),
             sampler=type(sampler).__name__[:200],
             distributed=isinstance(sampler, DistributedSampler) or replicas > 0,
             replicas=replicas,
             shuffle=shuffle is True or isinstance(sampler, RandomSampler),
             sampler_epoch=sampler_epoch if type(sampler_epoch) is int and sampler_epoch <= MAX_COUNT else -1,
-            batch_size=_count(index_sampler, "batch_size"),
-            workers=_count(iterator, "_num_workers"),
-            length=_length(index_sampler),
+            batch_size=_count(by_batch, "batch_size"),
+            workers=loader_workers(iterator),
+            length=_length(by_batch),
         )
 
     def _passes_before(self, index_sampler: Any) -> int:
