@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -167,3 +169,49 @@ def test_without_its_methods_ddp_is_watched_as_any_model(recorder, monkeypatch, 
     assert seen == [FORWARD]
     assert recorder.backwards == 1
     assert recorder.switch.on
+
+
+# Those that torch itself does not need in this job. Before the agent is imported, as in a torch without them.
+POOR_TORCH = """
+import sys, torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader
+c10d = torch._C._distributed_c10d
+for owner, names in (
+    (torch._C, "_current_autograd_node _cuda_getDevice _cuda_isCurrentStreamCapturing"),
+    (c10d, "_dump_fr_trace _dump_nccl_trace"),
+    (c10d.ProcessGroup, "_get_sequence_number_for_group _device_types _enable_collectives_timing monitored_barrier"),
+    (dist.distributed_c10d, "_get_default_store"),
+    (DistributedDataParallel, "_register_builtin_comm_hook"),
+):
+    for name in names.split():
+        if hasattr(owner, name):
+            delattr(owner, name)
+dist.init_process_group("gloo", store=dist.FileStore(sys.argv[1], 1), rank=0, world_size=1)
+import ddpwatch.agent
+from ddpwatch.agent.torch_private import missing_names
+from tests.builders.training import snapshot
+assert len(missing_names()) > 5, missing_names()
+model = DistributedDataParallel(torch.nn.Linear(2, 2))
+optimizer = torch.optim.SGD(model.parameters())
+agent = ddpwatch.agent.install(model)
+for batch in DataLoader(torch.ones(8, 2), batch_size=2):
+    loss = model(batch).sum()
+    dist.all_reduce(loss.detach())
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+snap = snapshot(agent)
+print(agent.active, [bool(step.data_ns and step.forward_ns and step.backward_ns) for step in snap.steps])
+print(sum(note.kind == "torch" for note in snap.notes) == sum(each.expected for each in missing_names()))
+agent.close()
+dist.destroy_process_group()
+"""
+
+
+def test_a_torch_without_most_of_them_is_still_measured(run_dir, tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-c", POOR_TORCH, str(tmp_path / "store")], capture_output=True, text=True, check=False
+    )
+
+    assert (done.stdout, done.stderr) == ("True [True, True, True, True]\nTrue\n", "")
