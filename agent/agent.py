@@ -10,6 +10,7 @@ from numbers import Real
 from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from ddpwatch import rundir
@@ -40,6 +41,7 @@ from ddpwatch.agent.parameter_checksum import Checksums
 from ddpwatch.agent.publisher import Publisher
 from ddpwatch.agent.registration import identify, script_name
 from ddpwatch.agent.step_recorder import Recorder
+from ddpwatch.agent.torch_private import missing_names
 from ddpwatch.wire import PAUSED, fit
 
 if TYPE_CHECKING:
@@ -166,6 +168,9 @@ class Agent:
 
     def start(self) -> None:
         """Begin to publish."""
+        for missing in missing_names():
+            if missing.expected:
+                self._recorder.note("torch", f"torch {torch.__version__} has no {missing.name}: {missing.without}")
         self._publisher.start()
 
     def end(self) -> None:

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 import torch
 
+from ddpwatch.agent.torch_private import CUDA_EVENT, cuda_device, cuda_is_capturing, cuda_stream_id
+
 if TYPE_CHECKING:
     from collections.abc import Callable
     from contextlib import AbstractContextManager
@@ -44,26 +46,15 @@ class CudaCalls(NamedTuple):
             return self.is_capturing()
 
 
-def _binding(owner: Any, name: str, public: Callable[..., Any]) -> Callable[..., Any]:
-    """A function of torch's bindings, which all versions from 2.4 on have if they are built for CUDA; else the public
-    one that calls it.
-    """
-    found: Callable[..., Any] = getattr(owner, name, public)
-    return found
-
-
-_event: Any = torch.cuda.Event
-_event_base: Any = torch._C._CudaEventBase
-
 CUDA_CALLS: Final = CudaCalls(
-    current_device=_binding(torch._C, "_cuda_getDevice", torch.cuda.current_device),
-    is_capturing=_binding(torch._C, "_cuda_isCurrentStreamCapturing", torch.cuda.is_current_stream_capturing),
-    stream_id=_binding(torch._C, "_cuda_getCurrentStream", torch.cuda.current_stream),
+    current_device=cuda_device,
+    is_capturing=cuda_is_capturing,
+    stream_id=cuda_stream_id,
     current_stream=torch.cuda.current_stream,
     device=torch.cuda.device,
-    new_event=_event,
-    record=_binding(_event_base, "record", _event.record),
-    query=_binding(_event_base, "query", _event.query),
-    elapsed_ms=_binding(_event_base, "elapsed_time", _event.elapsed_time),
+    new_event=torch.cuda.Event,
+    record=CUDA_EVENT.record,
+    query=CUDA_EVENT.query,
+    elapsed_ms=CUDA_EVENT.elapsed_time,
 )
 """The calls of the torch at hand."""

@@ -16,6 +16,7 @@ from torch.nn.parameter import is_lazy
 
 from ddpwatch.agent.environment import command, environment
 from ddpwatch.agent.registration import identify
+from ddpwatch.agent.torch_private import uncompiled
 from ddpwatch.wire import fit, ranges
 
 if TYPE_CHECKING:
@@ -180,8 +181,8 @@ def _class_name(model: nn.Module) -> str:
     while True:
         classes = type(inner).__mro__
         names = {cls.__name__ for cls in classes}
-        if hasattr(inner, "_orig_mod"):
-            inner = inner._orig_mod
+        if (compiled := uncompiled(inner)) is not None:
+            inner = compiled
         elif names & _OUTER and isinstance(getattr(inner, "module", None), nn.Module):
             inner = inner.module
         else:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from ddpwatch.agent.cuda_calls import CUDA_CALLS, CudaCalls
 from ddpwatch.agent.patching import WeakIdSet
+from ddpwatch.agent.torch_private import ignored_parameters
 from ddpwatch.wire import Checksum
 
 if TYPE_CHECKING:
@@ -128,5 +129,5 @@ class Checksums:
 
 def _synchronized(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
     """The parameters that DDP keeps equal on all ranks: those that the script does not make it ignore."""
-    ignored = frozenset(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
+    ignored = ignored_parameters(module)
     return (named for named in module.named_parameters() if named[0] not in ignored)

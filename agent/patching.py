@@ -6,7 +6,7 @@ import functools
 import weakref
 from typing import TYPE_CHECKING, Any
 
-import torch
+from ddpwatch.agent.torch_private import skip_in_compiler
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -19,14 +19,7 @@ def run_as_python(function: Callable[..., Any], *, with_all_it_calls: bool = Fal
     the graph once more. The function can still be inlined into a compiled one; then `is_compiling()` is a constant in
     it, and ddpwatch vanishes.
     """
-    compiler: Any = torch._C._dynamo.eval_frame
-    code: Any = function.__code__
-    try:
-        skip, default = compiler._FrameAction.SKIP, compiler._FrameAction.DEFAULT
-        strategy = compiler._FrameExecStrategy(skip, skip if with_all_it_calls else default)
-        compiler.set_code_exec_strategy(code, strategy)
-    except AttributeError:
-        return  # with an older torch compile(DDP(...)) breaks its graph twice more
+    skip_in_compiler(function.__code__, with_all_it_calls=with_all_it_calls)
 
 
 class Patch:
@@ -36,7 +29,8 @@ class Patch:
 
     `undo` restores the original, unless another patch was put on top: then the wrapper stays, and must do nothing once
     its owner is switched off. `compiled`: torch.compile may compile the method itself, so the wrapper is compiled, too;
-    other wrappers run as Python even if a compiled region calls them.
+    other wrappers run as Python even if a compiled region calls them. What this torch lacks is not wrapped
+    (`torch_private` lists what is then missing).
     """
 
     def __init__(
@@ -49,20 +43,24 @@ class Patch:
     ) -> None:
         self._owner = owner
         self._name = name
+        self._wrapper: Callable[..., Any] | None = None
+        if not hasattr(owner, name):
+            return
         self._inherited = name not in vars(owner)
         self._original = getattr(owner, name)
         # As it is in the class: a method of torch's bindings would not bind as an attribute read from it.
         self._found = vars(owner).get(name)
         # An inherited method is looked up in the parent at each call, because others may replace it there.
         call = _parents(owner, name) if self._inherited else self._original
-        self._wrapper = functools.wraps(self._original)(wrap(call))
+        wrapper = functools.wraps(self._original)(wrap(call))
         if not compiled:
-            run_as_python(self._wrapper)
-        setattr(owner, name, self._wrapper)
+            run_as_python(wrapper)
+        setattr(owner, name, wrapper)
+        self._wrapper = wrapper
 
     def undo(self) -> None:
         """Restore the original."""
-        if vars(self._owner).get(self._name) is not self._wrapper:
+        if self._wrapper is None or vars(self._owner).get(self._name) is not self._wrapper:
             return
         if self._inherited:
             delattr(self._owner, self._name)

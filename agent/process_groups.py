@@ -16,10 +16,10 @@ from math import prod
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
-import torch
 import torch.distributed as dist
 
 from ddpwatch.agent.registration import joined
+from ddpwatch.agent.torch_private import backend_of, flight_recorders, sequence_number, timeout_s, world
 from ddpwatch.wire import MAX_COLLECTIVES, Collective, Group, fit, ranges
 
 if TYPE_CHECKING:
@@ -39,8 +39,6 @@ MAX_GROUPS: Final = 64
 """Process groups whose progress is read."""
 BARRIER_FRAMES: Final = 8
 """Frames of the training thread to search for a `monitored_barrier`."""
-RECORDERS: Final = ("_dump_nccl_trace", "_dump_fr_trace")
-"""Torch's flight recorders, one for NCCL and one for gloo and others; not every build has both."""
 DTYPE_BYTES: Final = {
     "Double": 8, "Long": 8, "ComplexFloat": 8, "Float": 4, "Int": 4, "Half": 2, "BFloat16": 2, "Short": 2,
 }  # fmt: skip
@@ -75,11 +73,7 @@ class Collectives:
 
     def __init__(self, training_thread: Callable[[], int | None] = lambda: None) -> None:
         self._training_thread = training_thread
-        self._dumps: list[Callable[..., bytes]] = [
-            getattr(torch._C._distributed_c10d, name)
-            for name in RECORDERS
-            if dist.is_available() and hasattr(torch._C._distributed_c10d, name)
-        ]
+        self._dumps = flight_recorders()
         self._ids: dict[str, int] = {}
         """By name of a group, its id in the flight recorder."""
         self._next_ids_ns: dict[str, int] = {}
@@ -94,8 +88,8 @@ class Collectives:
         """Progress in each group of this process, the default group first."""
         if not joined():
             return []
-        world: Any = dist.distributed_c10d._world
-        job = world.default_pg
+        tables = world()
+        job = None if tables is None else tables.default_pg
         if job is None:
             return []  # the training thread has destroyed it meanwhile
         if self._job() is not job:
@@ -107,19 +101,18 @@ class Collectives:
             self._done.clear()
         status = self._status()
         groups = []
-        for group in list(world.pg_map)[:MAX_GROUPS]:
-            try:
-                numbered = max(0, group._get_sequence_number_for_group())
-            except RuntimeError:
-                continue  # a backend that does not count
-            name = str(world.pg_names.get(group, ""))
+        for group in list(tables.pg_map)[:MAX_GROUPS]:
+            numbered = sequence_number(group)
+            if numbered is None:
+                continue
+            name = str(tables.pg_names.get(group, ""))
             enqueued, completed = self._progress(name, numbered, status, now_ns)
             if group is job and completed == enqueued and enqueued < numbered and self._in_barrier():
                 enqueued += 1
             waits = self._waits(group, name, enqueued, completed, now_ns)
             if completed is not None:
                 completed = enqueued if waits is None else waits.seq - 1
-            members = world.pg_group_ranks.get(group, {})
+            members = tables.pg_group_ranks.get(group, {})
             listed = "" if len(members) == job.size() else ranges(members)
             message = Group(name=fit(name), size=group.size(), enqueued=enqueued, completed=completed, members=listed)
             groups.append(message if waits is None else _with_operation(message, group, waits, now_ns))
@@ -243,21 +236,16 @@ def _with_operation(message: Group, group: Any, waits: _InFlight, now_ns: int) -
     )  # fmt: skip
 
 
-def _backend(group: Any) -> Any:
-    devices = getattr(group, "_device_types", None) or [torch.device("cpu")]
-    return group._get_backend(next((device for device in devices if device.type == "cuda"), devices[0]))
-
-
 def _timeout_ns(group: Any) -> int:
     with contextlib.suppress(Exception):
-        return max(0, int(_backend(group).options._timeout.total_seconds() * 1e9))
+        return max(0, int(timeout_s(group) * 1e9))
     return 0
 
 
 def _error(group: Any) -> str:
     """Error of the backend's watchdog, which it has up to a minute before it ends the process."""
     with contextlib.suppress(Exception):
-        error = str(_backend(group).get_error()).rpartition(".")[2]
+        error = str(backend_of(group).get_error()).rpartition(".")[2]
         return "" if error == "SUCCESS" else fit(error)
     return ""
 

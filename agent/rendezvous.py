@@ -17,6 +17,7 @@ import msgspec
 import torch.distributed as dist
 
 from ddpwatch import encryption, rundir
+from ddpwatch.agent.torch_private import default_store
 from ddpwatch.rundir import SCHEMA, Endpoint, RunFile
 from ddpwatch.wire import fit
 
@@ -178,7 +179,7 @@ def _base_of(store: Any) -> Any:
 def _own_client() -> Any:
     """A second client of the job's store."""
     torch_distributed: Any = dist
-    store = torch_distributed.distributed_c10d._get_default_store()
+    store = default_store()
     if hasattr(store, "clone"):
         return store.clone()
     # torch before 2.6: prefixes of the store cannot be read; generations keep restarts apart.

@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 
 from ddpwatch.agent.process_groups import entry_bytes, entry_group
+from ddpwatch.agent.torch_private import enable_timing, nccl_recorder, world
 from ddpwatch.wire import Comm
 
 if TYPE_CHECKING:
@@ -92,17 +93,18 @@ class NcclTimes:
 
     def enable(self, group: Any) -> str:
         """Let NCCL time a process group, on the training thread. Returns the reason if that is not possible."""
-        self.dump = self.dump or getattr(getattr(torch._C, "_distributed_c10d", None), "_dump_nccl_trace", None)
+        self.dump = self.dump or nccl_recorder()
         kind = str(dist.get_backend(group))
         if "nccl" not in kind:
             return NO_GLOO if "gloo" in kind else NO_NCCL.format(backend=kind)
-        if self.dump is None or not hasattr(group, "_enable_collectives_timing"):
+        if self.dump is None:
             return TOO_OLD
         if why := _hindrance(os.environ, _release(torch.__version__)):
             return why
-        group._enable_collectives_timing()
-        world: Any = dist.distributed_c10d._world
-        self.group = str(world.pg_names.get(group, ""))
+        tables = world()
+        if tables is None or not enable_timing(group):
+            return TOO_OLD
+        self.group = str(tables.pg_names.get(group, ""))
         return ""
 
     def poll(self, steps: Sequence[Step]) -> list[Comm]:

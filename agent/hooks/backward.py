@@ -8,12 +8,10 @@ callbacks of its own, and DDP may finish in one of those: they are bracketed in 
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch import Tensor
-from torch.autograd import Variable
 from torch.compiler import is_compiling
 from torch.utils.hooks import unserializable_hook
 
@@ -21,6 +19,7 @@ from ddpwatch.agent.batch_tensors import tensors
 from ddpwatch.agent.clock import BACKWARD, SYNC
 from ddpwatch.agent.fail_open import guarded
 from ddpwatch.agent.patching import Patch, run_as_python
+from ddpwatch.agent.torch_private import HAS_CALLBACKS, current_autograd_node, on_gradient, queue_callback
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -63,12 +62,14 @@ class BackwardHooks:
 
     def watch(self, output: Any) -> bool:
         """Hook the first gradient of an output; False if no tensor in it takes one."""
+        if not HAS_CALLBACKS:
+            return True  # the end of backward cannot be seen
         found = False
         # Most models return one tensor, and searching costs more than the hook.
         for tensor in (output,) if isinstance(output, Tensor) else tensors(output):
             # A parameter that is returned unchanged would keep the hook forever, and one more with every step.
             if not tensor.is_leaf:
-                _on_gradient(tensor, self._gradient_arrived)
+                on_gradient(tensor, self._gradient_arrived)
                 found = True
         return found
 
@@ -76,7 +77,7 @@ class BackwardHooks:
         """Call `arrived` when a gradient reaches this output, without counting a backward pass."""
         for tensor in tensors(output):
             if not tensor.is_leaf:
-                _on_gradient(tensor, arrived)
+                on_gradient(tensor, arrived)
 
     # Marked, because saving an output would warn of a hook that is not the user's.
     @unserializable_hook  # type: ignore[untyped-decorator]  # torch does not type it
@@ -95,12 +96,12 @@ class BackwardHooks:
     @guarded
     def _watch_nested(self, roots: Any) -> None:
         """Bracket the end of a backward pass that begins inside of another."""
-        if torch._C._current_autograd_node() is None:
+        if current_autograd_node() is None:
             return  # not inside of one: the last one raised
         self._nested = False
         for tensor in tensors(roots):
             if not tensor.is_leaf:
-                _on_gradient(tensor, self._nested_gradient_arrived)
+                on_gradient(tensor, self._nested_gradient_arrived)
 
     @unserializable_hook  # type: ignore[untyped-decorator]  # torch does not type it
     def _nested_gradient_arrived(self, _gradient: Tensor) -> None:
@@ -110,12 +111,12 @@ class BackwardHooks:
     @guarded
     def _nested_began(self) -> None:
         self._nested = True
-        Variable._execution_engine.queue_callback(self._nested_computed)
+        queue_callback(self._nested_computed)
 
     @guarded
     def _nested_computed(self) -> None:
         self._recorder.clock.switch(self.last_phase)
-        Variable._execution_engine.queue_callback(self._nested_finished)
+        queue_callback(self._nested_finished)
 
     @guarded
     def _nested_finished(self) -> None:
@@ -129,7 +130,7 @@ class BackwardHooks:
         if self._recorder.backwards == MANY_BACKWARDS and not self._recorder.index:
             self._recorder.note("no-steps", NO_STEPS)
         self._timer.backward_began()
-        Variable._execution_engine.queue_callback(self._computed)
+        queue_callback(self._computed)
 
     # Engine callbacks run under the streams that were current at backward(), even on autograd's thread, and after these
     # wait for the streams of the gradients (GraphTask::exec_post_processing). So an event recorded here follows all of
@@ -138,25 +139,10 @@ class BackwardHooks:
     @guarded
     def _computed(self) -> None:
         self._recorder.clock.switch(self.last_phase)
-        Variable._execution_engine.queue_callback(self._finished)
+        queue_callback(self._finished)
 
     @guarded
     def _finished(self) -> None:
         self._recorder.clock.switch(self._recorder.rest)
         self._under_way = False
         self._timer.backward_ended()
-
-
-def _on_gradient(tensor: Tensor, hook: Callable[[Tensor], None]) -> None:
-    """`tensor.register_hook` without the unused handle, which takes a fifth of the time.
-
-    Torch never uses the key -1, so hooks of the user do not collide with it.
-    """
-    if tensor._backward_hooks is not None or type(tensor) is not Tensor:
-        tensor.register_hook(hook)  # type: ignore[no-untyped-call]  # torch does not type it
-        return
-    hooks: Any = OrderedDict()
-    tensor._backward_hooks = hooks
-    node: Any = tensor.grad_fn
-    node._register_hook_dict(tensor)
-    hooks[-1] = hook

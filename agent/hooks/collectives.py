@@ -20,6 +20,7 @@ from torch.compiler import is_compiling
 from ddpwatch.agent.clock import BACKWARD, PRESYNC, SYNC, SYNC_POINTS
 from ddpwatch.agent.fail_open import guarded
 from ddpwatch.agent.patching import Patch
+from ddpwatch.agent.torch_private import FUNCTIONAL_COLLECTIVES, LAUNCHES, current_autograd_node
 from ddpwatch.wire import MAX_POINTS
 
 if TYPE_CHECKING:
@@ -49,15 +50,9 @@ FSDP_MODULES: Final = (
 """Where FSDP2's parameter groups are. Without one, its waits on a GPU count as forward and backward."""
 FSDP_WAITS: Final = {"wait_for_unshard": "all_gather", "finalize_backward": "reduce_scatter"}
 """Methods of FSDP2's parameter groups that make the current stream wait, and what for."""
-LAUNCHES: Final = (
-    "allreduce", "allreduce_coalesced", "allgather", "_allgather_base", "allgather_into_tensor_coalesced", "broadcast",
-    "reduce", "reduce_scatter", "_reduce_scatter_base", "reduce_scatter_tensor_coalesced", "gather", "scatter",
-    "alltoall", "alltoall_base", "barrier", "_end_coalescing",
-)  # fmt: skip
-"""Methods of `ProcessGroup` that start a collective."""
 _TORCH: Final = f"{Path(torch.__file__).parent}/"
 _DISTRIBUTED: Final = f"{_TORCH}distributed/"
-_NAMELESS: Final = (f"{_DISTRIBUTED}c10d_logger.py", f"{_DISTRIBUTED}_functional_collectives.py")
+_NAMELESS: Final = (f"{_DISTRIBUTED}c10d_logger.py", f"{_DISTRIBUTED}{FUNCTIONAL_COLLECTIVES.rpartition('.')[2]}.py")
 """Files whose functions are not operations that a script calls."""
 _FSDP: Final = (f"{_DISTRIBUTED}fsdp/", f"{_DISTRIBUTED}_composable/fsdp/")
 _FRAMEWORKS: Final = (
@@ -110,11 +105,10 @@ class CollectiveHooks:
         self._launches = self._fsdp = False
         if not distributed.is_available():
             return
-        c10d: Any = torch._C._distributed_c10d
-        functional: Any = sys.modules.get("torch.distributed._functional_collectives")
-        self._patches.append(Patch(c10d.Work, "wait", self._around))
+        functional: Any = sys.modules.get(FUNCTIONAL_COLLECTIVES)
+        self._patches.append(Patch(distributed.Work, "wait", self._around))
         # Blocks in C++ without a Work.
-        self._patches.append(Patch(c10d.ProcessGroup, "monitored_barrier", self._around))
+        self._patches.append(Patch(distributed.ProcessGroup, "monitored_barrier", self._around))
         # Functional collectives, and with them DTensor, wait for a tensor instead of a Work.
         if functional is not None:
             self._patches.append(Patch(functional, "wait_tensor", self._around))
@@ -126,8 +120,7 @@ class CollectiveHooks:
         if self._launches or not self._patches:
             return
         self._launches = True
-        group: Any = torch._C._distributed_c10d.ProcessGroup
-        self._patches += [Patch(group, name, self._around_launch) for name in LAUNCHES if hasattr(group, name)]
+        self._patches += [Patch(distributed.ProcessGroup, name, self._around_launch) for name in LAUNCHES]
 
     def watch_fsdp(self) -> None:
         """Wrap FSDP2's own waits as well: on a GPU it waits for events of its streams, and for no Work."""
@@ -179,7 +172,7 @@ class CollectiveHooks:
         if self._inside or phase == SYNC or phase >= PRESYNC:
             return False
         if get_ident() != (self._forward.thread_id or recorder.thread) and (
-            phase != BACKWARD or torch._C._current_autograd_node() is None
+            phase != BACKWARD or current_autograd_node() is None
         ):
             return False
         self._inside = True

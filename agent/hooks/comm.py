@@ -16,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ddpwatch.agent.fail_open import guarded
 from ddpwatch.agent.patching import Patch
+from ddpwatch.agent.torch_private import REGISTER_BUILT_IN_HOOK, backend_for, comm_hooks
 from ddpwatch.wire import Bucket, Buckets
 
 if TYPE_CHECKING:
@@ -107,25 +108,27 @@ class CommHookRegistry:
         self._kinds: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()
         self._patches = [
             Patch(DistributedDataParallel, "register_comm_hook", self._around_register),
-            Patch(DistributedDataParallel, "_register_builtin_comm_hook", self._around_built_in),
+            Patch(DistributedDataParallel, REGISTER_BUILT_IN_HOOK, self._around_built_in),
         ]
 
     def kind(self, ddp: nn.Module) -> str:
         """The model's hook: `own`, `timed` (the user's), `untimed` (built in or registered earlier) or empty."""
-        return self._kinds.get(ddp) or ("untimed" if ddp._comm_hooks else "")
+        return self._kinds.get(ddp) or ("untimed" if comm_hooks(ddp) else "")
 
     def own_hook(self, ddp: nn.Module) -> bool:
         """Register ddpwatch's own all-reduce hook; False if the model has an unknown hook."""
         register: Any = ddp.register_comm_hook
-        comm_hooks: Any = ddp._comm_hooks
-        before = len(comm_hooks)
+        listed = comm_hooks(ddp)
+        if listed is None:
+            return False  # torch.save might write our hook
+        before = len(listed)
         try:
             register(None, self._allreduce_hook(ddp.process_group))
         except RuntimeError:
             return False
         finally:
             # torch.save writes this list; our hook must not be in it.
-            del comm_hooks[before:]
+            del listed[before:]
         self._kinds[ddp] = "own"
         return True
 
@@ -139,9 +142,9 @@ class CommHookRegistry:
                 result = original(ddp, state, timed)
             finally:
                 # DDP keeps the object for inspection and pickling, even a refused one: it should be the user's.
-                comm_hooks: Any = ddp._comm_hooks
-                if comm_hooks and comm_hooks[-1][0] is timed:
-                    comm_hooks[-1] = (hook, state)
+                listed = comm_hooks(ddp)
+                if listed and listed[-1][0] is timed:
+                    listed[-1] = (hook, state)
             self._kinds[ddp] = "timed"
             return result
 
@@ -210,4 +213,4 @@ def _backend_and_factor(group: Any, device: torch.device, dtype: torch.dtype) ->
     """
     factor = 1.0 / group.size()
     wide = device.type == "cpu" and dtype in (torch.float32, torch.float64)
-    return group._get_backend(device), torch.tensor(factor, dtype=dtype) if wide else factor
+    return backend_for(group, device), torch.tensor(factor, dtype=dtype) if wide else factor

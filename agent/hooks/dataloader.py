@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 from torch.compiler import is_compiling
 from torch.utils.data import DistributedSampler, RandomSampler
-from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from ddpwatch.agent.batch_tensors import first_tensor
 from ddpwatch.agent.clock import DATA, OTHER
 from ddpwatch.agent.fail_open import guarded
 from ddpwatch.agent.patching import Patch
+from ddpwatch.agent.torch_private import LOADER_ITERATOR, batches_yielded, index_sampler, loader_setting, loader_workers
 from ddpwatch.wire import Loader, LoaderWorkers
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class LoaderHooks:
         """Worker processes of the latest pass over the data."""
         self._usage: dict[int, tuple[int, int, int]] = {}
         """By process id: when it was measured, and the result of `_cpu_times`."""
-        self._patch = Patch(_BaseDataLoaderIter, "__next__", self._around_next)
+        self._patch = Patch(LOADER_ITERATOR, "__next__", self._around_next)
 
     def remove(self) -> None:
         """Restore the DataLoader's method."""
@@ -77,7 +77,7 @@ class LoaderHooks:
         if not self._forward.training():
             self._forward.evaluating()
             return False
-        if iterator._num_yielded == 0:
+        if batches_yielded(iterator) == 0:
             self._pass_began(iterator)
         self._recorder.clock.switch(DATA)
         return True
@@ -93,31 +93,31 @@ class LoaderHooks:
             self._recorder.see(tensor)
 
     def _pass_began(self, iterator: Any) -> None:
-        index_sampler = iterator._index_sampler
-        sampler = _ask(index_sampler, "sampler")
+        by_batch = index_sampler(iterator)
+        sampler = _ask(by_batch, "sampler")
         if sampler is None:
-            sampler = index_sampler
+            sampler = by_batch
         replicas = max(
-            _count(owner, name) for owner in (sampler, index_sampler) for name in ("num_replicas", "num_processes")
+            _count(owner, name) for owner in (sampler, by_batch) for name in ("num_replicas", "num_processes")
         )
         sampler_epoch = _ask(sampler, "epoch")
         shuffle = _ask(sampler, "shuffle")
         self._recorder.event(
             Loader,
-            epoch=self._passes_before(index_sampler),
+            epoch=self._passes_before(by_batch),
             sampler=type(sampler).__name__[:200],
             distributed=isinstance(sampler, DistributedSampler) or replicas > 0,
             replicas=replicas,
             shuffle=shuffle is True or isinstance(sampler, RandomSampler),
             sampler_epoch=sampler_epoch if type(sampler_epoch) is int and sampler_epoch <= MAX_COUNT else -1,
-            batch_size=_count(index_sampler, "batch_size"),
-            workers=_count(iterator, "_num_workers"),
-            length=_length(index_sampler),
-            pin_memory=_flag(iterator, "_pin_memory"),
-            prefetch_factor=_count(iterator, "_prefetch_factor"),
-            persistent_workers=_flag(iterator, "_persistent_workers"),
+            batch_size=_count(by_batch, "batch_size"),
+            workers=loader_workers(iterator),
+            length=_length(by_batch),
+            pin_memory=_flag(loader_setting(iterator, "pin_memory")),
+            prefetch_factor=_as_count(loader_setting(iterator, "prefetch_factor")),
+            persistent_workers=_flag(loader_setting(iterator, "persistent_workers")),
         )
-        workers = list(_ask(iterator, "_workers") or ())[:MAX_WORKERS]
+        workers = list(loader_setting(iterator, "workers") or ())[:MAX_WORKERS]
         self._worker_pids = [pid for pid in (_ask(worker, "pid") for worker in workers) if type(pid) is int]
 
     def measure_workers(self) -> None:
@@ -160,12 +160,14 @@ def _ask(owner: Any, name: str) -> Any:
 
 
 def _count(owner: Any, name: str) -> int:
-    value = _ask(owner, name)
+    return _as_count(_ask(owner, name))
+
+
+def _as_count(value: Any) -> int:
     return value if type(value) is int and 0 <= value <= MAX_COUNT else 0
 
 
-def _flag(owner: Any, name: str) -> bool | None:
-    value = _ask(owner, name)
+def _flag(value: Any) -> bool | None:
     return value if type(value) is bool else None
 
 

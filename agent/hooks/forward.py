@@ -15,6 +15,7 @@ from ddpwatch.agent.batch_tensors import first_tensor, input_elements
 from ddpwatch.agent.clock import EVALUATING, FORWARD, OTHER, PRESYNC
 from ddpwatch.agent.fail_open import guarded
 from ddpwatch.agent.patching import Patch, WeakIdSet
+from ddpwatch.agent.torch_private import COPY_INPUTS, POST_FORWARD, PRE_FORWARD, is_tracing
 from ddpwatch.wire import EVALUATED
 
 if TYPE_CHECKING:
@@ -50,12 +51,16 @@ class ForwardHooks:
         self._blind = False
         self.thread_id: int | None = None
         """The training thread: the one that last ran a watched model."""
-        self._patches = [
-            Patch(DistributedDataParallel, "_pre_forward", self._around_pre_forward),
-            Patch(DistributedDataParallel, "_post_forward", self._around_post_forward),
-            # The copy of the inputs to the GPU is the last part of `_pre_forward`, and no communication.
-            Patch(distributed, "_to_kwargs", self._around_copy),
-        ]
+        self._patches: list[Patch] = []
+        self._sees_ddp = all(hasattr(DistributedDataParallel, name) for name in (PRE_FORWARD, POST_FORWARD))
+        """Whether this torch has both methods; without them DDP is watched like any other root."""
+        if self._sees_ddp:
+            self._patches += [
+                Patch(DistributedDataParallel, PRE_FORWARD, self._around_pre_forward),
+                Patch(DistributedDataParallel, POST_FORWARD, self._around_post_forward),
+                # The copy of the inputs to the GPU is the last part of `_pre_forward`, and no communication.
+                Patch(distributed, COPY_INPUTS, self._around_copy),
+            ]
         self._patched: set[type] = set()
         self._started = WeakIdSet()
 
@@ -65,7 +70,7 @@ class ForwardHooks:
         for ddp in ddps:
             self._ddps.add(ddp)
         self.models += [weakref.ref(ddp.module) for ddp in ddps] or [weakref.ref(root)]
-        if isinstance(root, DistributedDataParallel):
+        if isinstance(root, DistributedDataParallel) and self._sees_ddp:
             return
         self._roots.add(root)
         owner = type(root)
@@ -200,7 +205,7 @@ class ForwardHooks:
 
     def _is_training_call(self, model: nn.Module) -> bool:
         """Whether this call is training; evaluation counts as `other` and sets a flag of the step."""
-        if torch._C._is_tracing():
+        if is_tracing():
             return False  # in torch.jit.trace even a size is a tensor, and reading it warns
         if torch.is_grad_enabled() and (model.training or self._trains_in_eval):
             return True

@@ -1,6 +1,6 @@
 """The checks of `ddpwatch doctor`. None of them raises for what it finds.
 
-torch is looked up, never imported: the viewer must work, and start fast, where there is none.
+torch is imported in a child process only: it may be missing or broken, and doctor must still work.
 """
 
 from __future__ import annotations
@@ -42,6 +42,8 @@ FLIGHT_RECORDER_TORCH: Final = (2, 8)
 """Oldest torch whose flight recorder covers gloo's collectives."""
 MANY_FILES: Final = 4096
 """Hard limit of open files from which on runs of thousands of ranks can be watched."""
+TORCH_TIMEOUT_S: Final = 60.0
+"""Longest wait, in seconds, for the import of torch, which is slow on network file systems."""
 DRIVER_TIMEOUT_S: Final = 10.0
 """Longest wait, in seconds, for the NVIDIA driver, which may hang."""
 RUN_FILE: Final = (
@@ -80,7 +82,7 @@ WRAPPERS: Final = Check(
 
 def check_all() -> list[Check]:
     """Run all checks, in the order in which they are shown."""
-    return [*_versions(), _curve(), _open_files(), _torch(), WRAPPERS, *_nvidia(), *_run_directory()]
+    return [*_versions(), _curve(), _open_files(), _torch(), *_torch_names(), WRAPPERS, *_nvidia(), *_run_directory()]
 
 
 def checkup_lines(checks: Sequence[Check], columns: int) -> list[Line]:
@@ -143,6 +145,29 @@ def _torch() -> Check:
     if version < FLIGHT_RECORDER_TORCH:
         return Check("torch", "ok", f"{found}; gloo's flight recorder needs 2.8: hangs show less detail with gloo")
     return Check("torch", "ok", f"{found}; flight recorder available for gloo and NCCL")
+
+
+def _torch_names() -> Iterator[Check]:
+    """Check which private names of torch are missing, and what cannot be measured without them."""
+    found = _installed("torch")
+    if found is None or _release(found) < AGENT_TORCH:
+        return
+    try:
+        command = [sys.executable, "-c", RUN_FILE, str(Path(ddpwatch.__file__).parent / "agent" / "torch_private.py")]
+        child = subprocess.run(command, capture_output=True, timeout=TORCH_TIMEOUT_S, check=False)  # noqa: S603 - our own
+        missing: list[dict[str, Any]] = json.loads(child.stdout)
+    except (subprocess.TimeoutExpired, ValueError) as error:
+        why = "took too long" if isinstance(error, subprocess.TimeoutExpired) else "failed"
+        yield Check("torch names", "warn", f"importing torch {why}: what ddpwatch can measure with it is unknown")
+        return
+    if not missing:
+        yield Check("torch names", "ok", "torch has every private name that ddpwatch uses")
+    by_loss: dict[tuple[str, str, bool], list[str]] = {}
+    for each in missing:
+        by_loss.setdefault((each["without"], each["since"], each["expected"]), []).append(each["name"])
+    for (without, since, expected), names in by_loss.items():
+        needs = "" if expected else f", which torch {since} has"
+        yield Check("torch names", "warn" if expected else "info", f"{without}; missing: {', '.join(names)}{needs}")
 
 
 def _nvidia() -> Iterator[Check]:

@@ -89,6 +89,38 @@ def test_what_torch_allows_goes_by_its_version(monkeypatch, version, verdict, wo
     assert words in check.text
 
 
+def torch_names(monkeypatch, answer):
+    """The checks of torch's private names if the child process prints this."""
+    monkeypatch.setattr(checkup, "_installed", lambda package: "2.13.0")
+    monkeypatch.setattr(checkup, "RUN_FILE", f"print({answer!r})")
+    return [(check.verdict, check.text) for check in checkup._torch_names()]
+
+
+def test_the_torch_at_hand_has_all_private_names():
+    verdicts = [check.verdict for check in checkup._torch_names()]
+
+    assert set(verdicts) <= {"ok", "info"}
+
+
+def test_missing_private_names_of_torch_are_grouped_by_what_is_missing(monkeypatch):
+    missing = [
+        {"name": "torch._a", "without": "hangs show less", "since": "2.8", "expected": False},
+        {"name": "torch._b", "without": "hangs show less", "since": "2.8", "expected": False},
+        {"name": "torch._c", "without": "epochs are not counted", "since": "2.4", "expected": True},
+    ]
+
+    assert torch_names(monkeypatch, json.dumps(missing)) == [
+        ("info", "hangs show less; missing: torch._a, torch._b, which torch 2.8 has"),
+        ("warn", "epochs are not counted; missing: torch._c"),
+    ]
+
+
+def test_a_torch_that_cannot_be_imported_is_reported(monkeypatch):
+    assert torch_names(monkeypatch, "") == [
+        ("warn", "importing torch failed: what ddpwatch can measure with it is unknown")
+    ]
+
+
 def test_a_missing_package_makes_it_unusable(monkeypatch):
     monkeypatch.setattr(checkup, "_installed", lambda package: None)
     verdicts = {check.name: check.verdict for check in checkup._versions()}
