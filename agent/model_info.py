@@ -16,7 +16,7 @@ from torch.nn.parameter import is_lazy
 
 from ddpwatch.agent.environment import command, environment
 from ddpwatch.agent.registration import identify
-from ddpwatch.agent.torch_private import uncompiled
+from ddpwatch.agent.torch_private import COMPOSABLE, uncompiled
 from ddpwatch.wire import fit, ranges
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ WRAPPERS: Final = (
     ("deepspeed", "DeepSpeedEngine", "deepspeed."),
     ("fsdp1", "FullyShardedDataParallel", ""),
     ("replicate", "ReplicateModule", "torch.distributed."),
-    ("replicate", "DDP", "torch.distributed._composable."),
+    ("replicate", "DDP", f"{COMPOSABLE}."),
     ("fsdp2", "FSDPModule", "torch.distributed."),
     ("other-ddp", "DistributedDataParallel", ""),
 )

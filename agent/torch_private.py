@@ -79,6 +79,9 @@ NAMES: Final = (
     PrivateName(f"{_ITERATOR}._num_workers", "describes the DataLoader", "the number of workers is unknown"),
     PrivateName(f"{_ITERATOR}._pin_memory", "the same", "advice on a slow DataLoader is less exact"),
     PrivateName(
+        "torch.serialization._save", "times torch.save", "torch.save is timed only where a script calls it by that name"
+    ),
+    PrivateName(
         "torch._C._dynamo.eval_frame.set_code_exec_strategy", "keeps wrappers out of compiled graphs", _NO_GRAPH,
         since=(2, 7),
     ),
@@ -222,8 +225,29 @@ def loader_workers(iterator: Any) -> int:
 
 
 def loader_setting(iterator: Any, name: str) -> Any:
-    """`pin_memory`, `prefetch_factor`, `persistent_workers` or `workers` of an iterator of a DataLoader; None = unknown."""
+    """A setting of a DataLoader by its iterator, such as `pin_memory`, or its `workers`; None = unknown."""
     return getattr(iterator, f"_{name}", None)
+
+
+# Saves.
+
+HAS_SAVE: Final = hasattr(torch.serialization, "_save")
+"""Whether torch.save can be timed where a script has imported it before."""
+SAVES: Final = (
+    # What torch.save calls, because a script may have imported torch.save itself.
+    ("torch.serialization", "", "_save", "torch.save"),
+    ("torch.serialization", "", "_legacy_save", "torch.save"),
+    ("torch.serialization", "_open_zipfile_writer_file", "__exit__", "torch.save"),
+    ("torch.serialization", "_open_zipfile_writer_buffer", "__exit__", "torch.save"),
+    # Likewise what torch.distributed.checkpoint.save calls. An asynchronous save blocks only while it copies.
+    ("torch.distributed.checkpoint.state_dict_saver", "", "_save_state_dict", "torch.distributed.checkpoint.save"),
+    ("torch.distributed.checkpoint.state_dict_saver", "", "async_save", "torch.distributed.checkpoint.async_save"),
+    ("torch.distributed.checkpoint", "", "async_save", "torch.distributed.checkpoint.async_save"),
+    ("safetensors.torch", "", "save_file", "safetensors.torch.save_file"),
+    ("safetensors.torch", "", "_flatten", "safetensors.torch.save_file"),
+    ("safetensors.torch", "", "serialize_file", "safetensors.torch.save_file"),
+)
+"""Functions that save: module, class if any, name, and what a script calls."""
 
 
 # torch.compile.
@@ -246,6 +270,13 @@ LAUNCHES: Final = (
     "alltoall", "alltoall_base", "barrier", "_end_coalescing",
 )  # fmt: skip
 """Methods of `ProcessGroup` that start a collective."""
+FSDP_MODULES: Final = (
+    "torch.distributed.fsdp._fully_shard._fsdp_param_group",  # from 2.6 on
+    "torch.distributed._composable.fsdp._fsdp_param_group",
+)
+"""Where FSDP2's parameter groups are. Without one, its waits on a GPU count as forward and backward."""
+COMPOSABLE: Final = "torch.distributed._composable"
+"""Package of `replicate`, and of FSDP2 before 2.6."""
 FUNCTIONAL_COLLECTIVES: Final = "torch.distributed._functional_collectives"
 """Module of functional collectives, which scripts import through DTensor and FSDP2."""
 

@@ -20,7 +20,13 @@ from torch.compiler import is_compiling
 from ddpwatch.agent.clock import BACKWARD, PRESYNC, SYNC, SYNC_POINTS
 from ddpwatch.agent.fail_open import guarded
 from ddpwatch.agent.patching import Patch
-from ddpwatch.agent.torch_private import FUNCTIONAL_COLLECTIVES, LAUNCHES, current_autograd_node
+from ddpwatch.agent.torch_private import (
+    COMPOSABLE,
+    FSDP_MODULES,
+    FUNCTIONAL_COLLECTIVES,
+    LAUNCHES,
+    current_autograd_node,
+)
 from ddpwatch.wire import MAX_POINTS
 
 if TYPE_CHECKING:
@@ -43,21 +49,17 @@ ROOTED: Final = frozenset(
 """Operations that a rank may leave before others have joined: their least wait is not the network's time."""
 WAIT: Final = "wait"
 """Operation of a wait for work that was started before."""
-FSDP_MODULES: Final = (
-    "torch.distributed.fsdp._fully_shard._fsdp_param_group",  # from 2.6 on
-    "torch.distributed._composable.fsdp._fsdp_param_group",
-)
-"""Where FSDP2's parameter groups are. Without one, its waits on a GPU count as forward and backward."""
 FSDP_WAITS: Final = {"wait_for_unshard": "all_gather", "finalize_backward": "reduce_scatter"}
 """Methods of FSDP2's parameter groups that make the current stream wait, and what for."""
 _TORCH: Final = f"{Path(torch.__file__).parent}/"
 _DISTRIBUTED: Final = f"{_TORCH}distributed/"
 _NAMELESS: Final = (f"{_DISTRIBUTED}c10d_logger.py", f"{_DISTRIBUTED}{FUNCTIONAL_COLLECTIVES.rpartition('.')[2]}.py")
 """Files whose functions are not operations that a script calls."""
-_FSDP: Final = (f"{_DISTRIBUTED}fsdp/", f"{_DISTRIBUTED}_composable/fsdp/")
+_COMPOSABLE: Final = f"{_DISTRIBUTED}{COMPOSABLE.rpartition('.')[2]}/"
+_FSDP: Final = (f"{_DISTRIBUTED}fsdp/", f"{_COMPOSABLE}fsdp/")
 _FRAMEWORKS: Final = (
     *((directory, "FSDP") for directory in _FSDP),
-    (f"{_DISTRIBUTED}_composable/", "replicate"),
+    (_COMPOSABLE, "replicate"),
     (f"{_DISTRIBUTED}pipelining/", "pipeline"),
     (f"{_DISTRIBUTED}tensor/", "DTensor"),
 )

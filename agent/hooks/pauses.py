@@ -6,36 +6,20 @@ import gc
 import sys
 from threading import Lock, get_ident
 from time import perf_counter_ns
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
-import torch
 from torch.compiler import is_compiling
 
 from ddpwatch.agent.clock import EVALUATING, OTHER, PRESYNC, SAVING, SYNC
 from ddpwatch.agent.fail_open import guarded
 from ddpwatch.agent.patching import Patch
+from ddpwatch.agent.torch_private import HAS_SAVE, SAVES
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ddpwatch.agent.hooks.forward import ForwardHooks
     from ddpwatch.agent.step_recorder import Recorder
-
-SAVES: Final = (
-    # What torch.save calls, because a script may have imported torch.save itself.
-    ("torch.serialization", "", "_save", "torch.save"),
-    ("torch.serialization", "", "_legacy_save", "torch.save"),
-    ("torch.serialization", "_open_zipfile_writer_file", "__exit__", "torch.save"),
-    ("torch.serialization", "_open_zipfile_writer_buffer", "__exit__", "torch.save"),
-    # Likewise what torch.distributed.checkpoint.save calls. An asynchronous save blocks only while it copies.
-    ("torch.distributed.checkpoint.state_dict_saver", "", "_save_state_dict", "torch.distributed.checkpoint.save"),
-    ("torch.distributed.checkpoint.state_dict_saver", "", "async_save", "torch.distributed.checkpoint.async_save"),
-    ("torch.distributed.checkpoint", "", "async_save", "torch.distributed.checkpoint.async_save"),
-    ("safetensors.torch", "", "save_file", "safetensors.torch.save_file"),
-    ("safetensors.torch", "", "_flatten", "safetensors.torch.save_file"),
-    ("safetensors.torch", "", "serialize_file", "safetensors.torch.save_file"),
-)
-"""Functions that save: module, class if any, name, and what a script calls."""
 
 
 class PauseHooks:
@@ -54,7 +38,7 @@ class PauseHooks:
         self._patching = Lock()
         self._removed = False
         self.wrap_imported()
-        if not hasattr(torch.serialization, "_save"):
+        if not HAS_SAVE:
             self._wrap("torch", "", "save", "torch.save")
         # One object, because each access to a method makes a new one, and `remove` compares.
         self._callback = self._on_collection
