@@ -42,6 +42,7 @@ _ITERATOR: Final = "torch.utils.data.dataloader._BaseDataLoaderIter"
 _NO_FORWARD: Final = "DDP's communication before forward counts as forward"
 _NO_GRAPH: Final = "torch.compile(DDP(model)) breaks its graph twice more"
 _NO_HANGS: Final = "hangs show neither the operation nor the ranks that have not joined it"
+_NO_SAVES: Final = "torch.save counts as other, or is timed only where a script calls it by that name"
 _SLOWER: Final = "the public function is called, which takes longer"
 
 NAMES: Final = (
@@ -78,8 +79,21 @@ NAMES: Final = (
     PrivateName(f"{_ITERATOR}._index_sampler", "describes the sampler", "a wrong sampler is not found"),
     PrivateName(f"{_ITERATOR}._num_workers", "describes the DataLoader", "the number of workers is unknown"),
     PrivateName(f"{_ITERATOR}._pin_memory", "the same", "advice on a slow DataLoader is less exact"),
+    PrivateName("torch.serialization._save", "times torch.save", _NO_SAVES),
+    PrivateName("torch.serialization._legacy_save", "times torch.save in the old format", _NO_SAVES),
+    PrivateName("torch.serialization._open_zipfile_writer_file", "times the end of torch.save", _NO_SAVES),
+    PrivateName("torch.serialization._open_zipfile_writer_buffer", "the same", _NO_SAVES),
     PrivateName(
-        "torch.serialization._save", "times torch.save", "torch.save is timed only where a script calls it by that name"
+        "torch.distributed.checkpoint.state_dict_saver._save_state_dict", "times torch.distributed.checkpoint.save",
+        "torch.distributed.checkpoint.save counts as other", build="distributed",
+    ),
+    PrivateName(
+        "torch.distributed.fsdp._fully_shard._fsdp_param_group.FSDPParamGroup", "times FSDP2's waits on a GPU",
+        "FSDP2's waits on a GPU count as forward and backward", since=(2, 6), build="distributed",
+    ),
+    PrivateName(
+        "torch.distributed._composable", "names replicate, and FSDP2 before 2.6",
+        "replicate is named by the script's line", build="distributed",
     ),
     PrivateName(
         "torch._C._dynamo.eval_frame.set_code_exec_strategy", "keeps wrappers out of compiled graphs", _NO_GRAPH,
@@ -382,8 +396,14 @@ def missing_names(names: Iterable[PrivateName] = NAMES) -> list[MissingName]:
     ]
 
 
+_IMPORTED_LATE: Final = (
+    FUNCTIONAL_COLLECTIVES, "torch.distributed.checkpoint.state_dict_saver", FSDP_MODULES[0], COMPOSABLE
+)  # fmt: skip
+"""Modules that a script may never import."""
+
+
 def _exists(path: str) -> bool:
-    if path.startswith(FUNCTIONAL_COLLECTIVES) and FUNCTIONAL_COLLECTIVES not in sys.modules:
+    if any(path.startswith(module) and module not in sys.modules for module in _IMPORTED_LATE):
         return True  # not imported for this question, because that takes 0.1 s
     found: Any = torch
     for part in path.split(".")[1:]:
