@@ -1,13 +1,12 @@
 """Training loops with collectives of their own, in which the others wait for a slow rank outside of DDP.
 
 All ranks of such a loop take the same time, because each waits for the slowest in a collective that the script calls.
-Start one with a slow rank, and look at it from another terminal with `ddpwatch`:
+Start one with a slow rank, and look at it from another terminal with `ddpwatch status` or `ddpwatch attach`:
 
     torchrun --standalone --nproc-per-node 2 examples/sync_points.py --pattern metric-before --slow-rank 1
 
-Look at `slowest` and `waits for` on the overview: rank 1 is named, with the phase of `--slow-phase`. The all-reduce
-screen lists the collective by its name and line in this file, with the time it costs. Without `--slow-rank` no rank is
-named. It trains for some minutes; STEPS=100 in the environment makes it short. Patterns:
+Look at the alert `straggler`: it names rank 1, with the phase of `--slow-phase`. The all-reduce screen lists the
+collective by its name and line in this file, with the time it costs. Without `--slow-rank` no rank is named. It trains for some minutes; STEPS=100 in the environment makes it short. Patterns:
 
     metric-before   averages the loss with all_reduce before backward
     metric-after    averages it after the optimizer's step
