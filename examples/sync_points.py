@@ -6,7 +6,8 @@ Start one with a slow rank, and look at it from another terminal with `ddpwatch 
     torchrun --standalone --nproc-per-node 2 examples/sync_points.py --pattern metric-before --slow-rank 1
 
 Look at the alert `straggler`: it names rank 1, with the phase of `--slow-phase`. The all-reduce screen lists the
-collective by its name and line in this file, with the time it costs. Without `--slow-rank` no rank is named. It trains for some minutes; STEPS=100 in the environment makes it short. Patterns:
+collective by its name and line in this file, with the time it costs. Without `--slow-rank` no rank is named. It trains
+for some minutes; STEPS=100 in the environment makes it short. Patterns:
 
     metric-before   averages the loss with all_reduce before backward
     metric-after    averages it after the optimizer's step
