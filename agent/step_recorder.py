@@ -217,6 +217,14 @@ class Recorder:
             self.event(SyncPath, path=path, points=points, count=self.sync_points)
         return path
 
+    def _samples(self) -> int:
+        """Samples that this step trained on."""
+        # A loader counts each sample once; a GAN's discriminator sees the same batch three times.
+        samples = self.loader_samples or self._update_samples or self._forward_samples
+        # A loader may also be read ahead, or by one rank for all, as Accelerate's dispatcher does. What the model has
+        # not seen does not count, if its batches are the loader's: its first dimension may be another one.
+        return min(samples, self._forward_samples) if self.forward_batch == self.loader_batch else samples
+
     def see(self, tensor: Tensor) -> None:
         """Take the fingerprint of this step's batch, once."""
         self.wants_fingerprint = False
@@ -243,8 +251,7 @@ class Recorder:
             self.index,
             self.clock.cut(self.clock.phase if then is None else then),
             (
-                # A loader counts each sample once; a GAN's discriminator sees the same batch three times.
-                (self.loader_samples or self._update_samples or self._forward_samples) if self.counts_samples else 0,
+                self._samples() if self.counts_samples else 0,
                 self.forward_batch or self.loader_batch,
                 self.backwards,
                 self.flags | SKIPPED if skipped else self.flags,

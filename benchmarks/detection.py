@@ -4,6 +4,7 @@ A faulty run has one slow rank. Its effect is the time added to each step that i
 from 10% on it must be found, below that it must at least not be blamed on another rank. A healthy run must have
 no alert. Where nobody is to blame, no rank may be named: short steps on oversubscribed cores, which starve one rank
 after another, and inputs of uneven size, which make another rank the slowest in each step and must be found as such.
+Further runs call a collective of the script in each step, in which the others wait for the slow rank.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import sys
 from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from statistics import median
 from typing import TYPE_CHECKING
 
@@ -40,6 +42,9 @@ BUSY_MS = (2.0, 3.0, 5.0, 10.0)
 BUSY_S = 20.0
 STARVED = (0.1, 0.2, 0.4)
 UNEVEN = (0.3, 0.5, 0.8)
+COLLECTIVES = ("forward", "optimizer")
+SYNC_POINT_PAIRS = 100
+"""Faulty runs, and as many healthy ones, whose script calls a collective in each step."""
 SHARED_RUNS = 40
 """Runs of each of the two patterns in which nobody is to blame."""
 
@@ -55,6 +60,7 @@ class Trial:
     phase: str
     rank: int
     seed: int
+    collective_after: str = ""
 
 
 @dataclass(frozen=True)
@@ -85,12 +91,26 @@ def trials(pairs: int) -> list[Trial]:
     return drawn
 
 
+def sync_point_trials(pairs: int) -> list[Trial]:
+    """Lasting effects that must be found, before and after a collective of the script."""
+    chance = random.Random(2)
+    sizes = [size for size in SIZES if size >= MUST_FIND]
+    return [
+        Trial(
+            world := chance.choice((2, 4, 8)), chance.choice(NOISES), chance.choice(sizes), "lasting",
+            chance.choice(PHASES), chance.randrange(world), seed, chance.choice(COLLECTIVES),
+        )
+        for seed in range(pairs)
+    ]  # fmt: skip
+
+
 def try_out(trial: Trial) -> Verdict:
     """Watch both runs, frame by frame, as if they were live."""
-    healthy = Scenario(trial.world, steps=STEPS, noise=trial.noise, seed=2 * trial.seed)
+    job = partial(Scenario, trial.world, steps=STEPS, noise=trial.noise, collective_after=trial.collective_after)
+    healthy = job(seed=2 * trial.seed)
     false_alarm = bool(blames(healthy))
     fault = Fault((trial.rank,), trial.phase, trial.size, onset=ONSET, **PATTERNS[trial.pattern])
-    faulty = Scenario(trial.world, steps=STEPS, noise=trial.noise, faults=(fault,), seed=2 * trial.seed + 1)
+    faulty = job(faults=(fault,), seed=2 * trial.seed + 1)
     blamed = blames(faulty)
     guilty = [(step, phase) for step, ranks, phase in blamed if ranks == (trial.rank,) and step >= ONSET]
     others = any(ranks != (trial.rank,) or step < ONSET for step, ranks, _ in blamed)
@@ -150,6 +170,25 @@ def report_shared(named_busy: int, named_rotating: int, found: int) -> bool:
     return all(holds for _, _, holds in goals)
 
 
+def report_sync_points(verdicts: list[Verdict]) -> bool:
+    """Print a row for each place of the collective and each slow phase; whether all are found, and nobody else."""
+    print(
+        f"{'collective after':18}{'slow in':12}{'runs':>6}{'found':>7}{'phase':>7}{'others':>8}{'healthy blamed':>16}"
+    )
+    right = True
+    for place in COLLECTIVES:
+        for phase in PHASES:
+            rows = [each for each in verdicts if (each.trial.collective_after, each.trial.phase) == (place, phase)]
+            found = sum(each.found_after is not None for each in rows)
+            phase_right = sum(each.phase_right for each in rows)
+            others = sum(each.others_blamed for each in rows)
+            false_alarms = sum(each.false_alarm for each in rows)
+            right &= found == phase_right == len(rows) and not others and not false_alarms
+            print(f"{place:18}{phase:12}{len(rows):>6}{found:>7}{phase_right:>7}{others:>8}{false_alarms:>16}")
+    print(f"{'ok  ' if right else 'MISS'}  slow ranks found where the script calls a collective\n")
+    return right
+
+
 def report(verdicts: list[Verdict]) -> bool:
     """Print the matrix; whether all goals are reached."""
     must = [verdict for verdict in verdicts if verdict.trial.size >= MUST_FIND]
@@ -197,10 +236,12 @@ def main() -> None:
     pairs = int(sys.argv[1]) if len(sys.argv) > 1 else PAIRS
     with ProcessPoolExecutor(os.cpu_count()) as pool:
         verdicts = list(pool.map(try_out, trials(pairs), chunksize=8))
+        at_sync_points = list(pool.map(try_out, sync_point_trials(SYNC_POINT_PAIRS), chunksize=8))
         on_busy_cores = list(pool.map(found_in, map(busy, range(SHARED_RUNS))))
         uneven_inputs = list(pool.map(found_in, map(rotating, range(SHARED_RUNS))))
     print(f"{pairs} faulty and {pairs} healthy runs, worlds 2-256, effects 5-200% of a step, three levels of noise\n")
     reached = report(verdicts)
+    reached &= report_sync_points(at_sync_points)
     reached &= report_shared(
         sum(named for named, _ in on_busy_cores),
         sum(named for named, _ in uneven_inputs),

@@ -45,7 +45,8 @@ class ForwardHooks:
         self.models: list[weakref.ref[nn.Module]] = []
         """The user's modules: inside each DDP module, or the root if there is none."""
         self._in_root = False
-        self._in_ddp = False
+        self._in_ddp: int | None = None
+        """Id of the DDP module whose forward pass is running."""
         self._probing = False
         self._trains_in_eval = False
         self._blind = False
@@ -151,38 +152,53 @@ class ForwardHooks:
     @guarded
     def _ddp_entered(self, ddp: nn.Module, inputs: Any, kwargs: Any) -> bool:
         if id(ddp) not in self._ddps.ids:
-            # The model was wrapped in DDP after `install`.
             if id(ddp.module) not in self._roots.ids:
-                return False
+                return self._companion_entered(ddp)
+            # The model was wrapped in DDP after `install`.
             self._ddps.add(ddp)
         # Still set if the previous forward pass raised.
-        self._in_ddp = False
+        self._in_ddp = None
         if not self._in_root and not self._is_training_call(ddp):
             return False
         self._recorder.clock.switch(PRESYNC)
-        self._in_ddp = True
+        self._in_ddp = id(ddp)
         if not self._in_root:
             self._begin(inputs, kwargs)
         return True
 
+    def _companion_entered(self, ddp: nn.Module) -> bool:
+        """Time another DDP model that the training thread trains, such as the discriminator of a GAN.
+
+        Ranks wait for each other in its all-reduces too. Batches, steps and checksums are those of the watched models.
+        """
+        inside_watched = self._recorder.clock.phase == FORWARD
+        if inside_watched or not (ddp.training and torch.is_grad_enabled()) or get_ident() != self.thread_id:
+            return False
+        self._recorder.clock.switch(PRESYNC)
+        self._in_ddp = id(ddp)
+        self._backward.forward_began()
+        return True
+
     @guarded
     def _ddp_ready(self, ddp: nn.Module) -> None:
-        if id(ddp) not in self._started.ids:
+        if id(ddp) in self._ddps.ids and id(ddp) not in self._started.ids:
             self._start(ddp)
         self._recorder.clock.switch(FORWARD)
 
     @guarded
     def _ddp_left(self, ddp: nn.Module, output: Any) -> None:
-        if id(ddp) not in self._ddps.ids:
+        if self._in_ddp != id(ddp):
+            if self._probing and id(ddp) in self._ddps.ids:
+                self._probe(output)
             return
-        if not self._in_ddp:
-            self._probe(output)
-            return
-        self._in_ddp = False
+        self._in_ddp = None
         if self._in_root:
             self._backward.watch(output)
             return
-        self._watch_output(output)
+        if id(ddp) in self._ddps.ids:
+            self._watch_output(output)
+        else:
+            self._backward.watch(output)
         self._recorder.clock.switch(OTHER)
 
     @guarded
@@ -198,7 +214,8 @@ class ForwardHooks:
 
     @guarded
     def _root_left(self, output: Any) -> None:
-        self._in_root = self._in_ddp = False
+        self._in_root = False
+        self._in_ddp = None
         if output is not None:
             self._watch_output(output)
         self._recorder.clock.switch(OTHER)

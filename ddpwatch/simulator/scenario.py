@@ -34,12 +34,16 @@ BURST_S: Final = 0.7
 long."""
 SLICE_MS: Final = 3.0
 """Time slice of the scheduler."""
+POINT_SHARE: Final = 0.01
+"""Wire time of a collective that the script calls, as a fraction of a healthy step."""
 MAX_STARVED: Final = 0.6
 """Largest fraction of the time without a core."""
 _PHASES: Final = wire.PHASES
 _SYNC: Final = _PHASES.index("sync")
 _COMPUTE: Final = [_PHASES.index("forward"), _PHASES.index("backward")]
+_BACKWARD: Final = _PHASES.index("backward")
 _OPTIMIZER: Final = _PHASES.index("optimizer")
+_BEFORE_BACKWARD: Final = [_PHASES.index(phase) for phase in ("data", "forward", "other")]
 
 
 @dataclass(frozen=True)
@@ -127,6 +131,8 @@ class Scenario:
     """Sigma of the log-normal size of each rank's input in each step, which forward and backward follow."""
     starved: float = 0.0
     """Mean fraction of the time that a rank waits for a CPU core, in bursts of `BURST_S` that move between ranks."""
+    collective_after: str = ""
+    """Phase after which the script calls a collective in each step: `forward`, `optimizer`, or none."""
     batch: int = 32
     ranks_per_host: int = RANKS_PER_HOST
     faults: tuple[Fault, ...] = ()
@@ -151,7 +157,7 @@ class Scenario:
             work[list(fault.ranks), _PHASES.index(fault.phase)] += added
         work[:, _COMPUTE] *= (self.input_elements() / INPUT_ELEMENTS)[:, None]
         work[:, _PHASES.index("backward")] += self.queued_ns() / (self.step_ms * 1e6)
-        work[:, _SYNC] = self._sync(rng, work)
+        work[:, _SYNC] = self._sync(rng, work) + self._script_sync(work)
         durations: NDArray[np.int64] = (work * self.step_ms * 1e6).astype(np.int64)
         return durations
 
@@ -176,11 +182,33 @@ class Scenario:
         """Whether a step contains an evaluation."""
         return bool(self.evaluate_every) and index % self.evaluate_every == self.evaluate_every - 1
 
+    def script_sync_ns(self, durations_ns: NDArray[np.int64]) -> NDArray[np.int64]:
+        """(rank, step): the part of `sync` in the script's collective, from the durations of all phases."""
+        step_ns = self.step_ms * 1e6
+        sync_ns: NDArray[np.int64] = (self._script_sync(durations_ns / step_ns) * step_ns).astype(np.int64)
+        return sync_ns
+
+    def _script_sync(self, work: FloatArray) -> FloatArray:
+        """Time of each rank in the script's collective: until the last rank arrives, plus the wire time."""
+        if not self.collective_after:
+            return np.zeros((self.world_size, self.steps))
+        after_forward = self.collective_after == "forward"
+        arrival = self._before_backward(work) if after_forward else work[:, _OPTIMIZER]
+        sync: FloatArray = arrival.max(axis=0) - arrival + POINT_SHARE
+        return sync
+
+    def _before_backward(self, work: FloatArray) -> FloatArray:
+        """Own work since the last sync point: the optimizer delays a rank in the next step."""
+        before: FloatArray = work[:, _BEFORE_BACKWARD].sum(axis=1)
+        if self.collective_after != "optimizer":
+            before[:, 1:] += work[:, _OPTIMIZER, :-1]
+        return before
+
     def _sync(self, rng: np.random.Generator, work: FloatArray) -> FloatArray:
         """Time of each rank in the all-reduce: until the last rank arrives, plus the wire time."""
-        late = np.zeros((self.world_size, self.steps))
-        late[:, 1:] = work[:, _OPTIMIZER, :-1]
-        arrival = work.sum(axis=1) - work[:, _OPTIMIZER] - work[:, _SYNC] + late
+        arrival = work[:, _BACKWARD]
+        if self.collective_after != "forward":
+            arrival = arrival + self._before_backward(work)
         wire_share = max(0.0, 1.0 - sum(self.profile.values()))
         on_wire = wire_share * np.exp(rng.normal(0.0, self.noise, self.steps))
         sync: FloatArray = arrival.max(axis=0) - arrival + on_wire

@@ -105,6 +105,13 @@ class SyncPoint(Struct, array_like=True, frozen=True, gc=False):
     """Phase of the step that it interrupts."""
 
 
+class Queued(Struct, array_like=True, frozen=True, gc=False):
+    """Time that the training thread has waited for a core, at one moment."""
+
+    mono_ns: Count
+    queued_ns: Count
+
+
 class Group(Struct, array_like=True, frozen=True, gc=False):
     """Progress of this rank in one process group."""
 

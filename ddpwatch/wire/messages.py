@@ -382,6 +382,8 @@ class Snap(_Message, frozen=True, tag="snap"):
     loaders: Annotated[list[Loader], Meta(max_length=16)] = []
     checksums: Annotated[list[Checksum], Meta(max_length=64)] = []
     sync_paths: Annotated[list[SyncPath], Meta(max_length=MAX_PATHS)] = []
+    queued: Annotated[list[Queued], Meta(max_length=MAX_QUEUED)] = []
+    """Oldest first: without these a late viewer would not know how busy the cores were."""
     gpus: Gpus | None = None
     gpu_moments: Annotated[list[GpuMoment], Meta(max_length=MAX_GPUS * MAX_GPU_MOMENTS)] = []
     """Oldest first."""

@@ -163,3 +163,20 @@ def test_waiting_for_the_loader_is_data_time_and_its_error_passes(pool):
         quiet, slow = (median(step.data_ns for step in steps if step.index % 2 == odd) for odd in (0, 1))
         assert slow - quiet > 0.5 * NAP_S * 1e9
         assert phase == OTHER  # the wait is over
+
+
+def dispatched(rank, world_size):
+    """Rank 0 loads a batch for each rank, as Accelerate's dispatcher does; what it sends is beside the point."""
+    model, optimizer = make()
+    agent = ddpwatch.agent.install(model)
+    batches = iter(DataLoader(TensorDataset(torch.randn(8 * 4 * world_size, 8)), batch_size=8))
+    for _ in range(4):
+        batch = torch.zeros(8, 8)
+        if rank == 0:
+            batch = [next(batches)[0] for _ in range(world_size)][rank]
+        train_step(model, optimizer, batch, TARGET)
+    return [(step.samples, step.batch) for step in snapshot(agent).steps]
+
+
+def test_batches_that_one_rank_loads_for_all_count_where_they_are_trained_on(pool):
+    assert pool.run(dispatched, 2) == [[(8, 8)] * 4] * 2

@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 import ddpwatch.agent
 from ddpwatch import wire
 from ddpwatch.agent.clock import PRESYNC, SYNC
-from tests.builders.training import Net, loader, make, snapshot, train_step
+from tests.builders.training import Net, loader, make, medians_ns, snapshot, train_step
 
 NAP_S = 0.06
 BATCH = torch.randn(16, 8, generator=torch.Generator().manual_seed(5))
@@ -158,6 +158,40 @@ def gan_that_shows_its_batches_often(rank, world_size, *, passes):
 def test_a_batch_that_is_shown_to_several_models_is_counted_once(pool, passes):
     for steps in pool.run(gan_that_shows_its_batches_often, 2, passes=passes):
         assert steps == [(16, 16)] * 3
+
+
+def gan_with_one_model_installed(rank, world_size, *, watched):
+    """Rank 1 is slow in the forward pass of one of two models, of which one is passed to `install`."""
+    models = {name: DistributedDataParallel(nn.Linear(8, 8)) for name in ("generator", "critic")}
+    optimizers = {name: torch.optim.SGD(model.parameters(), lr=0.01) for name, model in models.items()}
+    agent = ddpwatch.agent.install(models[watched])
+
+    def slow(*_):
+        time.sleep(NAP_S if rank == 1 else 0)
+
+    models["critic"].module.register_forward_pre_hook(slow)
+    for _ in range(8):
+        fake = models["generator"](BATCH)
+        optimizers["critic"].zero_grad()
+        (models["critic"](fake.detach()).mean() - models["critic"](BATCH).mean()).backward()
+        optimizers["critic"].step()
+        optimizers["generator"].zero_grad()
+        models["critic"](fake).mean().backward()
+        optimizers["generator"].step()
+    snap = snapshot(agent)
+    # The critic's optimizer ends the first step, until that of the watched model is seen.
+    steps = snap.steps[2:]
+    return medians_ns(steps), {(step.samples, step.batch) for step in steps}, snap.notes
+
+
+@pytest.mark.parametrize("watched", ["generator", "critic"])
+def test_ranks_that_wait_in_a_model_that_was_not_installed_are_in_sync(pool, watched):
+    (innocent, counted, notes), (guilty, *_) = pool.run(gan_with_one_model_installed, 2, watched=watched)
+
+    assert counted == {(16, 16)}
+    assert not notes
+    assert guilty["forward"] - innocent["forward"] > 2 * NAP_S * 1e9
+    assert innocent["sync"] - guilty["sync"] > 2 * NAP_S * 1e9
 
 
 def sharded(rank, world_size):

@@ -37,6 +37,18 @@ def test_the_last_to_arrive_waits_least():
     assert set(durations_ns[:, SYNC, 1:].argmin(axis=0)) == {1}
 
 
+@pytest.mark.parametrize(("after", "slow"), [("forward", "data"), ("optimizer", "optimizer")])
+def test_the_others_wait_for_a_slow_rank_in_the_collective_that_follows_its_phase(after, slow):
+    scenario = Scenario(4, noise=0.01, spikes=0.0, faults=(Fault((1,), slow, 0.3, onset=0),), collective_after=after)
+    durations_ns = scenario.phases_ns()
+    point_ns = scenario.script_sync_ns(durations_ns)
+
+    assert np.median(point_ns[0] - point_ns[1]) > 0.25 * scenario.step_ms * 1e6
+    all_reduce_ns = durations_ns[:, SYNC] - point_ns
+    assert np.median(abs(all_reduce_ns[0] - all_reduce_ns[1])) < 0.05 * scenario.step_ms * 1e6
+    assert state_after(scenario).has_sync_points
+
+
 @pytest.mark.parametrize("phase", ["data", "forward", "backward", "optimizer", "other"])
 def test_a_fault_is_seen_in_its_rank_and_phase(phase):
     state = state_after(Scenario(world_size=8, faults=(Fault((5,), phase, 0.4),)))

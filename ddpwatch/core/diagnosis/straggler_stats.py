@@ -1,9 +1,9 @@
 """Statistical test for stragglers: ranks whose own work exceeds that of the others, and the steps in which it does.
 
 `self` of each rank is compared with the median of the other ranks at the same step. The noise is a MAD of differences
-between neighboring ranks. An excess counts above a threshold, and is proven when its median is enough standard errors
-above zero, corrected for the number of ranks. Three kinds are tested: the latest steps, every k-th step (folding by
-period), and sporadic outliers (Poisson).
+between neighboring ranks, or the shortest half of the differences between two ranks. An excess counts above a
+threshold, and is proven when its median is enough standard errors above zero, corrected for the number of ranks. Three
+kinds are tested: the latest steps, every k-th step (folding by period), and sporadic outliers (Poisson).
 """
 
 from __future__ import annotations
@@ -150,12 +150,26 @@ def _sigma(self_ns: FloatArray) -> float:
     """Noise of a rank's own work from step to step, as a sigma by MAD.
 
     From differences of neighboring ranks, which cancels what all ranks share, around the median of each pair, so that a
-    constant difference is not noise.
+    constant difference is not noise. The only pair of two ranks has no others to rely on: a rank that is slow by
+    another amount in most steps would hide in the noise of its own making, hence the shortest half there.
     """
     pairs_ns = self_ns[1:] - self_ns[:-1]
-    around_ns = pairs_ns - medians(pairs_ns)[:, None]
-    sigma_ns = MAD_TO_SIGMA * float(np.median(np.abs(around_ns))) / np.sqrt(2.0)
-    return float(sigma_ns * (1.0 + SIGMA_ERROR / np.sqrt(around_ns.size)))
+    if len(pairs_ns) == 1:
+        mad_ns = _shortest_half(pairs_ns[0]) / 2.0
+    else:
+        mad_ns = float(np.median(np.abs(pairs_ns - medians(pairs_ns)[:, None])))
+    sigma_ns = MAD_TO_SIGMA * mad_ns / np.sqrt(2.0)
+    return float(sigma_ns * (1.0 + SIGMA_ERROR / np.sqrt(pairs_ns.size)))
+
+
+def _shortest_half(values: FloatArray) -> float:
+    """Length of the shortest interval that holds half of the values (shorth), which is twice the MAD of a normal
+    distribution, with the correction for small samples of Rousseeuw and Leroy (1987).
+    """
+    ordered = np.sort(values)
+    half = len(ordered) // 2 + 1
+    shortest = float((ordered[half - 1 :] - ordered[: len(ordered) - half + 1]).min())
+    return shortest * (1.0 + 5.0 / max(1, len(ordered) - 1))
 
 
 def _slow_ranks(

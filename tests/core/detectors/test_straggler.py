@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import re
 from itertools import product
 
@@ -18,7 +19,7 @@ from ddpwatch.core.monitor import Monitor
 from ddpwatch.core.state.run import RunState
 from ddpwatch.core.state.step_store import COLUMN
 from ddpwatch.simulator.scenario import Fault, Scenario
-from tests.builders.fake_rank import MS
+from tests.builders.fake_rank import MS, make_step
 from tests.builders.gpu_run import CAPPED, HOT, read_gpus
 from tests.builders.scenario_frames import frames
 from tests.builders.synthetic_run import SECOND, look, make_run, only, train
@@ -103,6 +104,21 @@ def test_it_does_not_matter_which_noise_there_was(seed):
     finding = only_alert(evaluated(4, slow(2, phase="backward"), seed=seed)).finding
 
     assert (finding.ranks, finding.phase) == ((2,), "backward")
+
+
+def test_one_of_two_ranks_that_is_slow_by_another_amount_in_most_steps_is_usually_found():
+    named = []
+    for seed in range(20):
+        chance = random.Random(seed)
+        steps = {rank: [] for rank in range(2)}
+        for rank, index in product(steps, range(10, 210)):
+            late_ms = chance.expovariate(1) * 500 if rank == 1 and chance.random() < 0.65 else 0
+            steps[rank].append(make_step(index, forward_ns=int((chance.gauss(100, 2) + late_ms) * MS)))
+        findings = straggler(look(make_run(steps)))
+        named += [(finding.ranks, finding.phase) for finding in findings if finding.proven]
+
+    assert set(named) == {((1,), "forward")}
+    assert len(named) >= 16
 
 
 def test_two_stragglers_at_once_are_both_found_each_in_its_phase():
