@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections import deque
 from time import monotonic, perf_counter_ns, process_time, thread_time_ns
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from ddpwatch.agent.clock import EVALUATING, OTHER, PRESYNC, SAVING, SYNC
 from ddpwatch.agent.process_groups import Collectives
 from ddpwatch.agent.step_recorder import COST_EVERY
-from ddpwatch.wire import STEP_COLUMNS, Beat, pack_steps
+from ddpwatch.wire import MAX_QUEUED, STEP_COLUMNS, Beat, Queued, pack_steps
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ddpwatch.agent.step_recorder import Recorder
     from ddpwatch.wire import Gpus, Step
+
+
+QUEUED_EVERY_NS: Final = 500_000_000
+"""Time in ns between the moments of CPU starvation that are kept."""
 
 
 class HeartbeatReader:
@@ -34,6 +39,8 @@ class HeartbeatReader:
         self._cpu_s = process_time()
         self._at_s = monotonic()
         self._cpu_percent = 0.0
+        self.queued: deque[Queued] = deque(maxlen=MAX_QUEUED)
+        """CPU starvation of the training thread lately, for viewers that attach late."""
 
     def close(self) -> None:
         """Close the descriptors."""
@@ -61,13 +68,19 @@ class HeartbeatReader:
             dropped=recorder.steps.dropped + recorder.events.dropped,
             agent_cpu_ns=thread_time_ns(),
             hook_ns=recorder.switch.cost_ns * COST_EVERY,
-            queued_ns=self._queued_ns(),
+            queued_ns=self._measure_queue(now_ns),
             steps=list(steps) if logged else [],
             table=b"" if logged else pack_steps(steps),
             gpus=gpus,
             table_columns=len(STEP_COLUMNS),
             activity=activity,
         )
+
+    def _measure_queue(self, now_ns: int) -> int:
+        queued_ns = self._queued_ns()
+        if queued_ns and (not self.queued or now_ns - self.queued[-1].mono_ns >= QUEUED_EVERY_NS):
+            self.queued.append(Queued(now_ns, queued_ns))
+        return queued_ns
 
     def _queued_ns(self) -> int:
         """Time that the training thread has waited for a core; 0 = not counted by the kernel, or the thread is gone."""

@@ -352,6 +352,7 @@ class Publisher(threading.Thread):
             loaders=list(self._recent[wire.Loader]),
             checksums=list(self._recent[wire.Checksum]),
             sync_paths=list(self._recent[wire.SyncPath]),
+            queued=list(self._heartbeat.queued),
             gpus=self.telemetry.last_reading(rank, self._seq),
             gpu_moments=self.telemetry.moments(),
             workers=next(iter(self._recent[wire.LoaderWorkers]), None),

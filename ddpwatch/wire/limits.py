@@ -27,8 +27,8 @@ MAX_COLLECTIVES: Final = 16
 """Collectives of one rank."""
 MAX_PATHS: Final = 32
 """Sequences of sync points that one rank describes."""
-MAX_QUEUED: Final = 32
-"""Moments of CPU starvation in one snapshot, about one a second."""
+MAX_QUEUED: Final = 64
+"""Moments of CPU starvation in one snapshot, about two a second."""
 MAX_ENVIRONMENT: Final = 64
 """Environment variables in one hello."""
 MAX_LOG_LINES: Final = 256

@@ -112,7 +112,8 @@ def test_the_documentation_shows_the_object_that_is_printed(slow_run):
     shown = JSON_PAGE.read_text().partition("<!-- json -->")[2].partition("<!-- /json -->")[0]
     example = json.loads(shown.partition("```json")[2].partition("```")[0])
 
-    assert shape(example) == shape(slow_run)
+    named = [alert for alert in slow_run["alerts"] if alert["rule"] == "straggler"]
+    assert shape(example) == shape(slow_run | {"alerts": named})
 
 
 def test_the_first_commands_of_the_readme_work(slow_run, slow_dir):

@@ -122,6 +122,8 @@ def apply_snap(rank: RankState, snap: Snap, now_ns: int) -> None:
     rank.sequence.cover(snap.seq)
     rank.snapped = True
     rank.apply_hello(sanitized_hello(snap.hello))
+    for moment in snap.queued:
+        rank.cpu_starvation.put(moment.mono_ns, moment.queued_ns)
     rank.apply_beat(sanitized_beat(snap.beat), now_ns)
     rank.add_steps(snap.steps)
     for note in snap.notes:

@@ -13,7 +13,7 @@ import numpy as np
 from ddpwatch.core.state.gpu import RankGpus
 from ddpwatch.core.state.sanitize import NAME_CHARS, sanitize
 from ddpwatch.core.state.step_store import MAX_STEP_NS, StepRing
-from ddpwatch.wire import AGENT_OFF, MAX_PATHS
+from ddpwatch.wire import AGENT_OFF, MAX_PATHS, MAX_QUEUED, Queued
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -124,6 +124,10 @@ class CpuStarvation:
             del times_ns[0], kept_ns[0]
         times_ns.append(mono_ns)
         kept_ns.append(queued_ns)
+
+    def moments(self) -> list[Queued]:
+        """The samples, oldest first."""
+        return [Queued(*moment) for moment in zip(self._times_ns, self._queued_ns, strict=False)][-MAX_QUEUED:]
 
     @property
     def lately(self) -> float | None:

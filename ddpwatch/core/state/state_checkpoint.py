@@ -68,7 +68,8 @@ def _snap(rank: RankState, hello: Hello, beat: Beat, steps: int) -> bytes:
         rank=rank.rank, seq=rank.sequence.newest, hello=hello, beat=beat,
         steps=[step_of(row) for row in rank.steps.latest(steps).tolist()] if steps else [],
         notes=list(rank.notes.values()), loaders=list(rank.loaders.values()),
-        checksums=list(rank.checksums.values()), sync_paths=list(rank.sync_paths.values()), gpus=rank.gpus.latest,
+        checksums=list(rank.checksums.values()), sync_paths=list(rank.sync_paths.values()),
+        queued=rank.cpu_starvation.moments(), gpus=rank.gpus.latest,
         workers=rank.workers,
     )  # fmt: skip
     payload = encode(snap)
