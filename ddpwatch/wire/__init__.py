@@ -124,5 +124,6 @@ __all__ = [
     "Buckets", "Bye", "Checksum", "Collective", "Comm", "Comms", "Count", "Figure", "Gone", "Gpu", "GpuMoment",
     "GpuProcess", "Gpus", "Group", "Held", "Hello", "Loader", "LoaderWorkers", "LogLine", "LogLines", "Message", "Name",
     "Note", "Percent", "Queued", "Rank", "Relay", "Snap", "Stack", "StackFrame", "Step", "Steps", "SyncPath",
-    "SyncPoint", "Text", "ThreadStack", "beat_ns", "claimed_rank", "decode", "encode", "fit", "pack_steps", "ranges", "step_of", "unpack_steps",
+    "SyncPoint", "Text", "ThreadStack", "beat_ns", "claimed_rank",
+    "decode", "encode", "fit", "pack_steps", "ranges", "step_of", "unpack_steps",
 ]  # fmt: skip
