@@ -44,6 +44,8 @@ def collecting(rank, world_size, *, watched=True):
     agent = ddpwatch.agent.install(model) if watched else None
     heap = [[number] for number in range(300_000)] if rank == 1 else []
     for step in range(STEPS):
+        # On a busy machine a collection would last many times as long as a step, as a hang does.
+        time.sleep(0.01)
         train_step(model, optimizer, BATCH, TARGET)
         if rank == 1 and step % 3 == 0:
             gc.collect()

@@ -112,8 +112,9 @@ def test_the_documentation_shows_the_object_that_is_printed(slow_run):
     shown = JSON_PAGE.read_text().partition("<!-- json -->")[2].partition("<!-- /json -->")[0]
     example = json.loads(shown.partition("```json")[2].partition("```")[0])
 
-    named = [alert for alert in slow_run["alerts"] if alert["rule"] == "straggler"]
-    assert shape(example) == shape(slow_run | {"alerts": named})
+    # Which alerts are open depends on how busy the machine is; their keys do not.
+    assert [alert.keys() for alert in slow_run["alerts"]] == [example["alerts"][0].keys()] * len(slow_run["alerts"])
+    assert shape(example | {"alerts": []}) == shape(slow_run | {"alerts": []})
 
 
 def test_the_first_commands_of_the_readme_work(slow_run, slow_dir):
