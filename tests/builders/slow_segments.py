@@ -11,10 +11,10 @@ from ddpwatch.core.detectors.straggler import straggler
 from ddpwatch.core.limits import DEFAULTS
 from tests.builders.synthetic_run import look, make_run
 
-NAP_S = 0.025
-WORK_S = 0.006
+NAP_S = 0.02
+WORK_S = 0.005
 """Own work of each rank in a step, so that the noise of a busy machine is small against it."""
-SEGMENT = 25
+SEGMENT = 23
 """Steps in which the slow rank is slow in one phase."""
 PHASES = ("data", "forward", "backward", "optimizer", "other")
 LIMITS = msgspec.structs.replace(
