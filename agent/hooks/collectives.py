@@ -8,7 +8,7 @@ FSDP, DeepSpeed and pipelines do pass; they have many waits in a step, which are
 from __future__ import annotations
 
 import sys
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -220,7 +220,6 @@ class CollectiveHooks:
         return site
 
 
-@cache
 def _framework(file: str) -> str:
     """Framework that a file of torch.distributed belongs to, or empty."""
     return next((name for directory, name in _FRAMEWORKS if file.startswith(directory)), "")

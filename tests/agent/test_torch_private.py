@@ -109,6 +109,18 @@ def recorder():
     return Recorder(HostClock(), Switch())
 
 
+def one_step(recorder, model):
+    """Forward and backward of a watched model."""
+    hooks = backward_hooks.BackwardHooks(recorder, BucketTimer(recorder))
+    forward = forward_hooks.ForwardHooks(recorder, hooks, lambda _model: None)
+    forward.watch(model)
+    try:
+        model(torch.ones(1, 2)).sum().backward()
+    finally:
+        forward.remove()
+        hooks.remove()
+
+
 def phases_of_a_step(recorder) -> tuple[int, int]:
     """The phase inside of forward and the one inside of backward, of a plain model."""
     seen = []
@@ -121,14 +133,7 @@ def phases_of_a_step(recorder) -> tuple[int, int]:
             return output
 
     model = nn.Sequential(Layer(2, 2), nn.ReLU())
-    hooks = backward_hooks.BackwardHooks(recorder, BucketTimer(recorder))
-    forward = forward_hooks.ForwardHooks(recorder, hooks, lambda _model: None)
-    forward.watch(model)
-    try:
-        model(torch.ones(1, 2)).sum().backward()
-    finally:
-        forward.remove()
-        hooks.remove()
+    one_step(recorder, model)
     assert recorder.switch.on
     return seen[0], seen[1]
 
@@ -157,14 +162,7 @@ def test_without_its_methods_ddp_is_watched_as_any_model(recorder, monkeypatch, 
     seen = []
     model = nn.parallel.DistributedDataParallel(nn.Linear(2, 2))
     model.module.register_forward_pre_hook(lambda *_: seen.append(recorder.clock.phase))
-    hooks = backward_hooks.BackwardHooks(recorder, BucketTimer(recorder))
-    forward = forward_hooks.ForwardHooks(recorder, hooks, lambda _model: None)
-    forward.watch(model)
-    try:
-        model(torch.ones(1, 2)).sum().backward()
-    finally:
-        forward.remove()
-        hooks.remove()
+    one_step(recorder, model)
 
     assert seen == [FORWARD]
     assert recorder.backwards == 1

@@ -11,6 +11,7 @@ from ddpwatch.core.alerts.model import Finding, Severity
 from ddpwatch.core.diagnosis.attribution import PAUSE_ADVICE
 from ddpwatch.core.limits import PausesLimits
 from ddpwatch.core.metrics.hung_steps import without_hung_steps
+from ddpwatch.core.metrics.pauses import gc_detail
 from ddpwatch.core.metrics.window import PAUSES, scaled_steps
 from ddpwatch.core.units import ms_text, percent, plural
 
@@ -34,9 +35,9 @@ def pauses(context: DetectorContext) -> list[Finding]:
     if not len(window) or not window.ranks or not context.has_majority:
         return []
     window = window.last(scaled_steps(limits.window_steps, context.limits.judge.least_s, window.median_step_ns))
-    full = window.pause_ns("gc_full_ns").sum() >= PausesLimits.MAIN_SHARE * window.pause_ns("gc_ns").sum()
+    generation = gc_detail(window)
     found = [
-        _finding(without_hung_steps(window), "gc_ns", ", generation 2" if full else "", limits.gc_share, limits),
+        _finding(without_hung_steps(window), "gc_ns", f", {generation}" if generation else "", limits.gc_share, limits),
         _finding(_between_saves(window), "save_ns", "", limits.save_share, limits),
     ]
     return [finding for finding in found if finding is not None]

@@ -11,6 +11,7 @@ from ddpwatch.core.limits import PausesLimits
 from ddpwatch.core.metrics.window import PAUSES, aligned_window
 
 if TYPE_CHECKING:
+    from ddpwatch.core.metrics.window import Window
     from ddpwatch.core.state.rank import RankState
     from ddpwatch.core.state.run import RunState
 
@@ -44,11 +45,10 @@ def pauses_of(state: RunState, rank: RankState) -> list[PauseFigures]:
         hit = np.flatnonzero(pause_ns)
         if not len(hit):
             continue
-        full = column == "gc_ns" and window.pause_ns("gc_full_ns").sum() >= PausesLimits.MAIN_SHARE * pause_ns.sum()
         found.append(
             PauseFigures(
                 column,
-                "generation 2" if full else "",
+                gc_detail(window) if column == "gc_ns" else "",
                 float(pause_ns.sum()) / total_ns,
                 float(pause_ns.max()),
                 len(hit),
@@ -56,3 +56,9 @@ def pauses_of(state: RunState, rank: RankState) -> list[PauseFigures]:
             )
         )
     return found
+
+
+def gc_detail(window: Window) -> str:
+    """`generation 2` if most of the garbage collection is of that, the oldest; else empty."""
+    full_ns, all_ns = (window.pause_ns(column).sum() for column in ("gc_full_ns", "gc_ns"))
+    return "generation 2" if full_ns >= PausesLimits.MAIN_SHARE * all_ns else ""
